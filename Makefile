@@ -4,7 +4,7 @@ BIN := .venv/bin
 CORE := .venv/.core
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-fast test-all check bench alarms bench-rivals browser docs field figures pictures mutants format clean
+.PHONY: help demo test test-fast test-all test-engines check bench alarms bench-rivals browser docs field figures pictures mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +73,18 @@ bench-rivals: .venv-rivals/.installed ## other people's packages through the sam
 	PYTHONPATH=benchmarks $(RIVALS)/python -m rivals recovery
 	PYTHONPATH=benchmarks $(RIVALS)/python -m rivals overhead
 
+ENGINES := .venv-engines/bin
+ENGINES_PIP := $(ENGINES)/python -m pip install --quiet --disable-pip-version-check -c tests/engines/constraints.txt
+.venv-engines/.installed: tests/engines/requirements.txt tests/engines/constraints.txt
+	$(PYTHON) -m venv .venv-engines
+	$(ENGINES_PIP) torch
+	$(ENGINES_PIP) -r tests/engines/requirements.txt
+	$(ENGINES_PIP) -e .
+	@touch $@
+
+test-engines: .venv-engines/.installed ## a guard inside torchtitan, DeepSpeed, torchft, Ray, Lightning and the Trainer; real processes
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ENGINES)/python -m pytest -q tests/engines
+
 pictures: $(STAMP) browser ## the pictures of the README, from real runs
 	$(BIN)/python tools/pictures.py
 
@@ -91,4 +103,4 @@ format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 
 clean: ## forget the environment and every cache
-	rm -rf .venv .venv-rivals build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-rivals .venv-engines build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

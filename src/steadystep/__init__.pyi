@@ -9,6 +9,7 @@ from steadystep import init as init
 from steadystep import layers as layers
 from steadystep import memory as memory
 from steadystep import precision as precision
+from steadystep import rl as rl
 from steadystep import schedule as schedule
 from steadystep import testing as testing
 from steadystep import tracking as tracking

@@ -44,37 +44,22 @@ def join(attach_first: bool) -> None:
     refused("remove join()", loop)
 
 
-def pipeline(names: bool) -> None:
-    """Two stages, of different names or of the same."""
+def late_pipeline(names: bool) -> None:
+    """A guard that was made before the stages: the error says so, by the names or at the first step."""
     rank = dist.get_rank()
     torch.manual_seed(rank)
-    layer = nn.Linear(6, 6)
-    stage_module = nn.Sequential() if names else nn.Sequential(layer)
-    if names:
-        stage_module.add_module(f"stage{rank}", layer)
-    optimizer = torch.optim.SGD(stage_module.parameters(), lr=0.01)
-    if names:  # before there is a stage: known by the names
-        refused("the ranks differ. parameters: stage0.weight", lambda: steadystep.watch(stage_module, optimizer))
-        return
-    stage = PipelineStage(stage_module, rank, 2, torch.device("cpu"))
-    refused("pipeline schedule runs backward by itself", lambda: steadystep.watch(stage_module, optimizer))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (y - t).square().mean())
-    x = torch.ones(4, 6)
-    schedule.step(x) if rank == 0 else schedule.step(target=x)
-    optimizer.step()  # the refusal left nothing behind
-
-
-def late_pipeline() -> None:
-    """The stage is made after the watcher: the first step says what is the matter."""
-    rank = dist.get_rank()
-    module = nn.Sequential(nn.Linear(6, 6))
+    module = nn.Sequential()
+    module.add_module(f"stage{rank}" if names else "stage", nn.Linear(6, 6))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    if names:
+        refused("create its PipelineStage before the guard", lambda: steadystep.watch(module, optimizer))
+        return
     watcher = steadystep.watch(module, optimizer)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (y - t).square().mean())
     x: Tensor = torch.ones(4, 6)
     schedule.step(x) if rank == 0 else schedule.step(target=x)
-    refused("pipeline schedule runs backward by itself", optimizer.step)
+    refused("create its PipelineStage before the guard", optimizer.step)
     watcher.remove()
 
 
@@ -82,9 +67,8 @@ ALL: dict[str, Callable[[], None]] = {
     "fsdp1": fsdp1,
     "join": lambda: join(attach_first=True),
     "join first": lambda: join(attach_first=False),
-    "pipeline": lambda: pipeline(names=False),
-    "pipeline by names": lambda: pipeline(names=True),
-    "late pipeline": late_pipeline,
+    "late pipeline": lambda: late_pipeline(names=False),
+    "late pipeline by names": lambda: late_pipeline(names=True),
 }
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@ Arguments: number of ranks, then the names of checks ("norms tp"); without any, 
 """
 
 import math
-import multiprocessing
-import os
 import sys
 import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +26,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile
 
 import steadystep
 from steadystep import clip
 from steadystep._utils.tensors import local_part
+from tests.distributed.forked import counted, main
 from tests.distributed.setting import assert_finite, assert_one_decision, assert_same, everywhere, tensors_of
 
 MODES = {2: ("ddp", "fsdp", "tp", "sp"), 4: ("hsdp", "fsdp tp", "fsdp sp", "submesh")}
@@ -297,12 +294,6 @@ def resume(mode: str) -> None:
 
 def collectives(mode: str) -> None:
     """One a step beyond the engine's own; and when a guard is made, one to compare settings and one to count copies."""
-
-    def counted(work: Callable[[], object]) -> Counter[str]:
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            work()
-        return Counter(event.name for event in seen.events() if event.name.startswith("gloo:"))
-
     steps = 3
     more = counted(lambda: guarded_run(mode, steps=steps, config={"mode": "careful"}))
     more.subtract(counted(lambda: plain_run(mode, steps=steps)))
@@ -346,7 +337,23 @@ def watched(mode: str) -> None:
             assert all(o.stepped for o in outcomes[FAULT + 1 :])
 
 
+def late(mode: str) -> None:
+    """One rank is slow: the run is that of equal ranks."""
+    plain = plain_run(mode)
+
+    def spoil(step: int, _: nn.Module, x: Tensor) -> Tensor:
+        if dist.get_rank() == 0 and step in (2, 5):
+            time.sleep(1.0)
+        return x
+
+    model, optimizer, outcomes = guarded_run(mode, spoil=spoil)
+    assert [o.plan.actions for o in outcomes if o.plan.actions] == []
+    assert_same(plain, tensors_of(model, optimizer))
+    assert_one_decision(outcomes)
+
+
 CHECKS = {
+    "late": late,
     "healthy": healthy,
     "norms": norms,
     "nan": nan,
@@ -358,36 +365,5 @@ CHECKS = {
 }
 
 
-def one_rank(rank: int, size: int, store: str, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{store}", timeout=timedelta(seconds=60), rank=rank, world_size=size)
-    todo = [f"{check} {mode}" for mode in MODES[size] for check in CHECKS]
-    for name in names or todo:
-        check, _, mode = name.partition(" ")
-        CHECKS[check](mode)
-        if rank == 0:
-            os.write(1, f"{name}: ok\n".encode())
-    dist.destroy_process_group()
-
-
-def main(size: int, names: list[str]) -> int:
-    steadystep.Guard(nn.Linear(1, 1), None).close()  # what it imports late is imported once for all ranks
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [fork.Process(target=one_rank, args=(rank, size, f"{folder}/store", names)) for rank in range(size)]
-        for rank in ranks:
-            rank.start()
-        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
-            for rank in ranks:
-                rank.join(0.1)
-        failed = any(rank.exitcode for rank in ranks)
-        for rank in ranks:
-            if failed:
-                rank.join(1.0)
-                rank.kill()
-            rank.join()
-    return int(failed)
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(CHECKS, MODES, int(sys.argv[1]), sys.argv[2:]))

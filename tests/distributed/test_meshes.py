@@ -2,33 +2,42 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+from tests.distributed import experts, meshes, pipelines
 from tests.distributed.launch import ROOT
-from tests.distributed.meshes import CHECKS, MODES
 
 BRIEFLY = {
-    2: ["norms tp", "norms sp", "replay ddp", "replay fsdp"],
-    4: ["norms hsdp", "norms fsdp tp"],
+    (meshes, 2): ["norms tp", "norms sp", "replay ddp", "replay fsdp"],
+    (meshes, 4): ["norms hsdp", "norms fsdp tp"],
+    (pipelines, 2): ["norms gpipe", "nan 1f1b", "replay interleaved"],
+    (pipelines, 4): ["norms fsdp"],
+    (experts, 2): ["norms experts", "norms own", "norms context"],
 }
+PROGRAMS = (meshes, pipelines, experts)
+EVERY = [(program, size, mode) for program in PROGRAMS for size, modes in program.MODES.items() for mode in modes]
 
 
-def run(size: int, checks: list[str], *, timeout: float) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.meshes", str(size), *checks]
+def named(value: object) -> str:
+    return str(getattr(value, "__name__", value)).rpartition(".")[2]
+
+
+def run(program: ModuleType, size: int, checks: list[str], *, timeout: float) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", program.__name__, str(size), *checks]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert [line for line in done.stdout.splitlines() if line.endswith(": ok")] == [f"{name}: ok" for name in checks]
 
 
-@pytest.mark.parametrize("size", MODES)
-def test_each_mode_briefly(size: int) -> None:
-    run(size, BRIEFLY[size], timeout=60)
+@pytest.mark.parametrize(("program", "size"), BRIEFLY, ids=named)
+def test_each_mode_briefly(program: ModuleType, size: int) -> None:
+    run(program, size, BRIEFLY[program, size], timeout=60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", [mode for modes in MODES.values() for mode in modes])
-def test_each_mode(mode: str) -> None:
-    size = next(size for size, modes in MODES.items() if mode in modes)
-    run(size, [f"{check} {mode}" for check in CHECKS], timeout=240)
+@pytest.mark.parametrize(("program", "size", "mode"), EVERY, ids=named)
+def test_each_mode(program: ModuleType, size: int, mode: str) -> None:
+    run(program, size, [f"{check} {mode}" for check in program.CHECKS], timeout=240)

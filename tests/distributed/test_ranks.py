@@ -83,3 +83,12 @@ def test_a_step_is_computed_again_by_all_ranks_and_the_wrong_one_is_named(tmp_pa
     script = str(Path(__file__).parent / "recomputed.py")
     said = torchrun(script, ranks=2, folder=tmp_path, timeout=240)
     assert said.count(": ok\n") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_bit_that_flips_on_one_rank_is_put_back_by_all(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    script = str(Path(__file__).parent / "flipped.py")
+    said = torchrun(script, ranks=2, folder=tmp_path, timeout=240)
+    assert said.count(": ok\n") == 2

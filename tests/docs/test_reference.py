@@ -28,8 +28,11 @@ OTHERS = {
     "steadystep.config": "Config TrainingSettings MonitoringSettings RecoverySettings autopilot careful observe",
     "steadystep.errors": "SteadystepError ConfigError MisuseError CheckpointError UnsupportedError TrainingHalted",
     "steadystep.integrations.accelerate": "watch mark_skipped",
+    "steadystep.integrations.deepspeed": "watch",
     "steadystep.integrations.fabric": "watch",
     "steadystep.integrations.lightning": "StabilityCallback",
+    "steadystep.integrations.torchft": "veto_non_finite",
+    "steadystep.integrations.torchtitan": "watch guarded",
     "steadystep.integrations.transformers": "StabilityCallback",
     "steadystep.train": "RunSettings GroupRule",
 }

@@ -161,7 +161,11 @@ def test_story_of_config_yaml() -> None:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    others = [*ROOT.glob("tests/integrations/*.py"), *ROOT.glob("tests/distributed/*.py")]
+    others = [
+        *ROOT.glob("tests/integrations/*.py"),
+        *ROOT.glob("tests/distributed/*.py"),
+        *ROOT.glob("tests/engines/*.py"),
+    ]
     elsewhere = "\n".join(path.read_text() for path in others)
     for path in EXAMPLES.glob("*.py"):
         assert path.stem in STORIES or re.search(rf"\b{path.stem}(\.py)?\"", elsewhere), path.name

@@ -102,7 +102,7 @@ def test_numbers_reach_loggers_that_come_before_it(tmp_path: Path) -> None:
 def test_a_missing_package_gives_the_install_line() -> None:
     code = """
 import sys
-for name in ("accelerate", "transformers", "lightning", "fabric"):
+for name in ("accelerate", "transformers", "lightning", "fabric", "deepspeed", "torchft", "torchtitan"):
     sys.modules[{"fabric": "lightning"}.get(name, name)] = None
     try:
         __import__(f"steadystep.integrations.{name}")
@@ -111,5 +111,5 @@ for name in ("accelerate", "transformers", "lightning", "fabric"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 7
     assert all("pip install 'steadystep[" in line for line in lines)

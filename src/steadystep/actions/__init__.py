@@ -18,8 +18,10 @@ from steadystep.clip.global_norm import EPSILON, clamp_, clip_global_norm_, mult
 from steadystep.clip.learned import NormRule
 from steadystep.clip.per_tensor import scale_units_
 from steadystep.optimizers import Trained
+from steadystep.parallel.stages import Stages
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
+from steadystep.rl.controls import Controls
 
 if TYPE_CHECKING:
     from steadystep.engine.learning_rate import LearningRate
@@ -65,7 +67,7 @@ class ByTensors:
         norms = dict(zip(view.signals.names, view.signals.norms, strict=True))
         limits = self._rule.limits(norms)
         self._rule.learn(norms)
-        factors = [min(1.0, limits[name] / norm) if norm else 1.0 for name, norm in norms.items()]
+        factors = [min(1.0, limits[name] / norms[name]) if norms[name] else 1.0 for name in view.names]
         if all(factor == 1.0 for factor in factors):
             return False
         multiply_each_(view.grads, view.layout, factors)
@@ -94,7 +96,7 @@ class Updater:
         clip_value: float | None,
         clip_rule: NormRule | None,
         tensor_clip: TensorClip | None = None,
-        sharded: "Gradients | None" = None,
+        sharded: "Gradients | Stages | None" = None,
         copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
         self._optimizer = optimizer
@@ -104,13 +106,12 @@ class Updater:
         self._lr = learning_rate
         self._recovery = recovery
         self._probing = probing
-        self._clip_norm = clip_norm
-        self._clip_value = clip_value
-        self._clip_rule = clip_rule
+        self._clip_norm, self._clip_value, self._clip_rule = clip_norm, clip_value, clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded
-        """Where gradients are spread over ranks: those whose norm torch computes together."""
+        """Where gradients are spread over ranks: those whose norm torch computes together, or stages of a pipeline."""
         self._copy_from = copy_from
+        self.controls: Controls | None = None
 
     def take(
         self, plan: Plan, view: "GradientView", diagnosis: Diagnosis, *, left_out: tuple[int, ...] = ()
@@ -165,6 +166,8 @@ class Updater:
         if Action.RESTORE_MOMENTS in plan.actions and plan.to is not None:
             self._recovery.restore_moments(plan.to)
         self._recovery.restore_kept(plan.kept)
+        if plan.raises and self.controls is not None:
+            self.controls.raise_(plan.raises)
         if plan.rank is not None and self._copy_from is not None:
             self._copy_from(plan.rank, self._optimizer)
             self._recovery.forget()  # states in memory may be of the odd weights
@@ -231,7 +234,9 @@ class Updater:
 
     def _scale(self, view: "GradientView", *, max_norm: float, is_above: bool = False) -> None:
         """With torch's bits, which for sharded gradients costs the collective that torch's own clipping costs."""
-        if self._sharded is None:
+        if isinstance(self._sharded, Stages):  # torch has no norm over stages: the one that was agreed on
+            multiply_(view.grads, view.layout, min(1.0, max_norm / (view.signals.grad_norm + EPSILON)))
+        elif self._sharded is None:
             known: dict[str, Any] = {"max_norm": max_norm, "stacked": view.stacked, "is_above": is_above}
             scale_by_norm_(view.grads, view.layout, view.norms, **known)
         else:

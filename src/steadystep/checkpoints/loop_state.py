@@ -23,6 +23,7 @@ from steadystep.checkpoints.fit import (
     check_parts,
     owners,
 )
+from steadystep.checkpoints.packing import STAGE
 from steadystep.errors import CheckpointError
 from steadystep.optimizers import each_of, gather_state
 from steadystep.parallel import Ranks, SingleProcess
@@ -72,6 +73,7 @@ class LoopState:
         self._warned = False
         self.verify: Callable[[], object] | None = None
         """Called before the state is read."""
+        self._stage = "" if self._ranks.stages is None else self._ranks.stages.label
         self._left: list[str] = []
         """Buffers that a checkpoint has in another shape, and that the model makes itself."""
 
@@ -95,8 +97,9 @@ class LoopState:
             self.verify()
         self._ranks.reshard()
         gather_state(self._optimizer)
-        own = {"random": all_random_state(self._device), "data": self._position.saved()}
+        own: dict[str, Any] = {"random": all_random_state(self._device), "data": self._position.saved()}
         own[FINITE] = self._finite.saved()
+        own |= {STAGE: self._stage} if self._stage else {}
         if self._ranks.rank > 0:  # what all ranks have in common is written by the first one
             own |= {"buffers": self._buffers()}
             if self._ranks.sharded:
@@ -223,6 +226,9 @@ class LoopState:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         check_parts(state)
+        if state.get(STAGE, "") != self._stage:
+            saved = state.get(STAGE) or "no pipeline"
+            raise CheckpointError(f"the checkpoint is of {saved} and this rank runs {self._stage or 'no pipeline'}")
         check_parameters(state["parameters"], self._parameters())
         self._left = list(check_buffers(state["buffers"], self._model))
         check_optimizer(state["optimizer"], self._optimizer)

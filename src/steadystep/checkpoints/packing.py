@@ -24,6 +24,8 @@ from steadystep.errors import CheckpointError
 MARK = "$"
 """The key of `{"$": kind, "v": ...}`, which stands for what JSON has no form for."""
 
+STAGE = "stage"  # the part of a state that says which stages it is of: optimizers number parameters from 0 on each
+
 DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 FACTORIES: dict[str, Callable[[], Any]] = {
@@ -31,8 +33,7 @@ FACTORIES: dict[str, Callable[[], Any]] = {
 }
 """What a `defaultdict` may fill in."""
 
-ARRAY_KINDS = "biufcSUmM"
-"""Of numpy: numbers, text and times. No objects (they would need pickle), no records."""
+ARRAY_KINDS = "biufcSUmM"  # of numpy: numbers, text and times. No objects (they would need pickle), no records
 
 Node = dict[str, Any]
 Rebuild = Callable[[Node, Callable[[Any], Any], Mapping[str, Tensor]], Any]
@@ -135,7 +136,7 @@ def pack(state: Any) -> Packed:
     Types come back as they were, except: a Parameter comes back as a tensor, every tensor on the CPU and contiguous, an
     array in C order. Two names for the same memory come back as one tensor under two names.
     """
-    packer = _Packer()
+    packer = _Packer(str(state.get(STAGE, "")) if isinstance(state, dict) else "")
     return Packed(packer.node(state, "", 0), packer.tensors, packer.shards, packer.places)
 
 
@@ -146,7 +147,8 @@ def unpack(packed: Packed) -> Any:
 
 @final
 class _Packer:
-    def __init__(self) -> None:
+    def __init__(self, stage: str = "") -> None:
+        self._stage = f"{stage}:" if stage else ""
         self.tensors: dict[str, Tensor] = {}
         self.shards: dict[str, Tensor] = {}
         self.places: dict[str, tuple[int, ...]] = {}
@@ -180,7 +182,7 @@ class _Packer:
         return self._collection(value, path, depth)
 
     def _shard(self, value: Tensor, path: str) -> Any:
-        begins = offsets(value)
+        begins, path = offsets(value), self._stage + path
         if begins is not None:
             self.shards[path], self.places[path] = local_part(value).detach(), begins
         return _mark("shard", path, shape=list(value.shape), dtype=_DTYPE_NAMES[value.dtype])

@@ -24,7 +24,7 @@ from steadystep.checkpoints.checkpoint import (
     read_manifest,
     read_state,
 )
-from steadystep.checkpoints.packing import Packed, pack
+from steadystep.checkpoints.packing import STAGE, Packed, pack
 from steadystep.checkpoints.store import CheckpointStore, check_finite
 from steadystep.errors import CheckpointError, ConfigError
 from steadystep.parallel import Ranks
@@ -125,6 +125,8 @@ def _read_note(staging: Path, rank: int, patience: Callable[[], float]) -> Itera
 
 _HURRY_S = 3.0
 _OWN = ("random", "data", "buffers")
+_OF_A_STAGE = (*_OWN, STAGE, "parameters", "optimizer")
+"""Of a pipeline no rank has what another has."""
 
 
 class Shelving(Protocol):
@@ -260,7 +262,8 @@ def _for_this_rank(path: Path, ranks: Ranks) -> Checkpoint:
     state = dict(common.state)
     if ranks.rank > 0 and set(own) <= manifest.files.keys():
         mine = read_state(path, manifest, own)
-        state |= {part: value for part, value in mine.state.items() if part in _OWN}
+        parts = _OF_A_STAGE if STAGE in mine.state else _OWN
+        state |= {part: value for part, value in mine.state.items() if part in parts}
         common = replace(common, not_finite=(*common.not_finite, *mine.not_finite))
     saved = int(state.get("ranks", 1))
     if ranks.rank >= saved:

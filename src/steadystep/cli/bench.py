@@ -1,4 +1,4 @@
-"""`steadystep bench`: the tables: stability, precision, detection, recovery, overhead."""
+"""`steadystep bench`: the tables: stability, precision, detection, recovery, overhead, rl."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    what: str = typer.Argument(help="Benchmark to run: stability, precision, detection, recovery or overhead."),
+    what: str = typer.Argument(help="Benchmark to run: stability, precision, detection, recovery, overhead or rl."),
     quick: bool = typer.Option(False, "--quick", help="Smoke test with a few seeds and steps."),
     seeds: str = typer.Option("", help="Seeds, such as 0-2 or 0,3,7. Default: those of the benchmark."),
     jobs: int = typer.Option(0, min=0, help="Number of processes; 0 for one per core."),
@@ -29,7 +29,7 @@ def bench(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
     figure: str = typer.Option("", help="Plot the results to this file (.png, .svg, .pdf)."),
 ) -> None:
-    """Run one of the benchmarks: stability, precision, detection, recovery or overhead.
+    """Run one of the benchmarks: stability, precision, detection, recovery, overhead or rl.
 
     Each run is stored when it ends; after Ctrl-C the same command continues from there.
     Exit code 0: done. 1: some runs failed. 2: an error in the command. 130: Ctrl-C.

@@ -15,6 +15,8 @@ from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, 
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
+from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
+from steadystep.detectors.reward import RewardCollapse, RewardHacking, ValueDivergence
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 
@@ -26,6 +28,7 @@ __all__ = [
     "ConstantPrediction",
     "Cooldown",
     "DamagedState",
+    "DeadGroups",
     "DeadUnits",
     "Detector",
     "EarlyDivergence",
@@ -50,6 +53,10 @@ __all__ = [
     "OddReplica",
     "Oscillation",
     "PoisonedMoments",
+    "PolicyMismatch",
+    "RatioExplosion",
+    "RewardCollapse",
+    "RewardHacking",
     "RmsSurprise",
     "SameBatch",
     "SaturatedUnits",
@@ -57,6 +64,7 @@ __all__ = [
     "SlowDivergence",
     "SuspiciousPerfection",
     "UpdateRatio",
+    "ValueDivergence",
     "VanishingGradient",
     "WeightJump",
     "WorseThanBest",

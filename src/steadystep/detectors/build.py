@@ -20,6 +20,8 @@ from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, 
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
+from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
+from steadystep.detectors.reward import RewardCollapse, RewardHacking, ValueDivergence
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 
@@ -119,6 +121,12 @@ def _of_probes_and_metrics() -> list[Detector]:
         _rationed(KlBlowUp()),
         _rationed(EntropyCollapse()),
         _rationed(FlatReward()),
+        _rationed(RatioExplosion()),
+        _rationed(PolicyMismatch()),
+        _rationed(DeadGroups()),
+        _rationed(RewardCollapse()),
+        _rationed(RewardHacking()),
+        _rationed(ValueDivergence()),
         _rationed(MetricBounds()),
     ]
 

@@ -229,6 +229,7 @@ class BitFlips:
             return ()
         first = flips[0]
         more = f" and {len(flips) - 1} more" if len(flips) > 1 else ""
+        more = more if first.rank is None else f" on rank {first.rank}{more}"
         repaired = all(flip.repaired for flip in flips)
         return (
             Finding(

@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
+from steadystep.rl.forecast import CeilingFit
+from steadystep.rl.vocabulary import canonical, conversion
 from steadystep.stats import Level
 
 
@@ -14,6 +16,16 @@ from steadystep.stats import Level
 def words(name: str) -> frozenset[str]:
     """The words of a metric's name, in lower case."""
     return frozenset(re.findall(r"[a-z]+", name.lower()))
+
+
+_SETTINGS = frozenset(("coef", "coefficient", "target", "beta", "weight"))  # somebody sets them
+
+
+@cache
+def _is_about(name: str, word: str) -> bool:
+    """Whether a metric measures this, and is no setting of it, nor a comparison of sampler and learner."""
+    apart = words(name)
+    return word in apart and apart.isdisjoint(_SETTINGS) and not (canonical(name) or "").startswith("mismatch")
 
 
 _FIRST, _RECENT = 16, 8  # readings
@@ -24,7 +36,8 @@ _COLLAPSED, _BACK = 0.05, 0.2  # of the entropy at the beginning
 class EntropyCollapse:
     """Warns when a metric with "entropy" in its name has fallen to a twentieth of its initial value.
 
-    A note when a reward has risen since: the policy may have converged.
+    A note when a reward has risen since: the policy may have converged. Where the readings follow R = -a e^H + b, the
+    reward at zero entropy is forecast.
     """
 
     name = "entropy-collapse"
@@ -34,15 +47,20 @@ class EntropyCollapse:
         self._first: dict[str, list[float]] = {}
         self._recent: dict[str, list[float]] = {}
         self._told: list[str] = []
+        self._fit = CeilingFit()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """Return a finding for each entropy that has just collapsed."""
         if not signals.metrics:
             return ()
-        watched = [name for name in signals.metrics if words(name) & {"entropy", "reward"}]
-        for name in watched:
-            self._learn(name, signals.metrics[name])
-        found = [self._look(name, signals.step) for name in watched if "entropy" in words(name)]
+        entropies = [name for name in signals.metrics if _is_about(name, "entropy")]
+        for name in signals.metrics:
+            if name in entropies or "reward" in words(name):
+                self._learn(name, signals.metrics[name] * conversion(name)[0])
+        reward = next((value for name, value in signals.metrics.items() if canonical(name) == "reward"), None)
+        if reward is not None and len(entropies) == 1:
+            self._fit.add(entropy=signals.metrics[entropies[0]] * conversion(entropies[0])[0], reward=reward)
+        found = [self._look(name, signals.step) for name in entropies]
         return tuple(finding for finding in found if finding is not None)
 
     def _learn(self, name: str, value: float) -> None:
@@ -66,7 +84,8 @@ class EntropyCollapse:
         if not (before > 0.0 and now <= _COLLAPSED * before) or name in self._told:
             return None
         self._told.append(name)
-        what = f"{name} fell from {before:.3g} to {now:.3g}"
+        what, ceiling = f"{name} fell from {before:.3g} to {now:.3g}", self._fit.ceiling
+        what += "" if ceiling is None else f"; at zero entropy the reward would end at {ceiling:.3g}"
         limit = _COLLAPSED * before
         severity: Severity = "info" if self._better() else "warn"
         return Finding(
@@ -89,10 +108,14 @@ class EntropyCollapse:
             "first": {name: list(values) for name, values in self._first.items()},
             "recent": {name: list(values) for name, values in self._recent.items()},
             "told": list(self._told),
+            "fit": self._fit.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
+        self._fit = CeilingFit()
+        if "fit" in state:  # not in states of earlier versions
+            self._fit.load_state_dict(state["fit"])
         self._first = {name: [float(v) for v in values] for name, values in state["first"].items()}
         self._recent = {name: [float(v) for v in values] for name, values in state["recent"].items()}
         self._told = [str(name) for name in state["told"]]
@@ -183,7 +206,7 @@ class KlBlowUp:
         """Return a finding for each KL that has just left its baseline."""
         if not signals.metrics:
             return ()
-        watched = [(name, value) for name, value in signals.metrics.items() if "kl" in words(name)]
+        watched = [(name, value) for name, value in signals.metrics.items() if _is_about(name, "kl")]
         found = [self._look(name, value, signals.step) for name, value in watched]
         return tuple(finding for finding in found if finding is not None)
 

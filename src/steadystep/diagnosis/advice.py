@@ -1,7 +1,7 @@
 """What to try for each cause: not what the guard has done already, nor what the run is set up with."""
 
 from steadystep._utils.text import number
-from steadystep.diagnosis.causes import REMEDY_OF, Cause, Remedy, Tip
+from steadystep.diagnosis.causes import POLICY_TIPS, REMEDY_OF, Cause, Remedy, Tip
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup
 from steadystep.records import Action, ActionName, Plan
 
@@ -195,22 +195,7 @@ TIPS: dict[Cause, tuple[Tip, ...]] = {
             after=_STOP,
         ),
     ),
-    Cause.POLICY_DRIFT: (
-        Tip("raise the KL coefficient, or take fewer updates per batch of rollouts"),
-        _LOWER,
-        Tip("the samples of these steps show whether the reward is being gamed"),
-    ),
-    Cause.ENTROPY_COLLAPSE: (
-        Tip("add an entropy bonus, or raise the sampling temperature or the KL coefficient"),
-        _LOWER,
-        Tip("roll back to an earlier checkpoint", Remedy.ROLL_BACK),
-    ),
-    Cause.FLAT_REWARD: (
-        Tip(
-            "a constant reward teaches nothing: check that the reward function reads the completions, and that within "
-            "a group some attempts succeed and some fail (easier prompts, larger groups)"
-        ),
-    ),
+    **POLICY_TIPS,
     Cause.METRIC_OUT_OF_BOUNDS: (Tip("check how this metric is computed: division by 0, an empty mask, log(0)"),),
     Cause.NO_LEARNING: (
         Tip(
@@ -272,6 +257,8 @@ def _done(plan: Plan) -> str:
         return "the guard rolled back and replayed every update since, so no progress is lost"
     if Action.ROLLBACK in actions:
         return f"the guard rolled back{limit}"
+    if Action.RAISE_COEFFICIENT in actions and not plan.lr:
+        return f"the guard raised {plan.raises}"
     if Action.RESTORE_MOMENTS in actions:
         return "the guard restored an earlier state of the optimizer"
     if Action.COPY_REPLICA in actions:

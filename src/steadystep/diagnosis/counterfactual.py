@@ -24,7 +24,9 @@ _OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
+GROWN = 2.0  # times what it was
 
+Findings = tuple[Finding, ...]
 RollbackTrialResult = Literal["gathering", "confirmed", "cleared", "healing"]
 """State of a trial: `confirmed` means that the rollback helps, `cleared` that it does not."""
 
@@ -43,19 +45,30 @@ class RollbackTrial:
         self._aside = 0
         """Batches at the beginning that were too high for the old state as well: they tell nothing about weights."""
         self._replays = False
+        self._silent = False
+        """The last one began with a note."""
         self._quiet_until = -1
         self._told_until = -1
 
     def begin(self, finding: Finding, *, state: int, lr: float, replays: bool = False) -> bool:
         """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result.
 
-        `replays` says that updates after that state can be replayed, so that those with good batches are not lost.
+        `replays` says that updates after that state can be replayed, so that good batches are not lost. A note opens
+        one in silence, to find out whether its batches are bad, and keeps no warning waiting.
         """
-        if finding.step < self._quiet_until:
+        if finding.step < self._quiet_until and (finding.severity == "info" or not self._silent):
             return False
         self.finding, self.state, self._lr = finding, state, lr
         self._pairs, self._aside, self._replays = [], 0, replays
         return True
+
+    def candidates(self, loud: Findings, lasting: Findings, *, replays: bool) -> Findings:
+        """Return what to try: warnings, which end a silent trial, or a note about a loss that has doubled."""
+        tried = self.finding
+        if loud and tried is not None and tried.severity == "info" and loud[0].detector != tried.detector:
+            self.close(loud[0].step)
+        slow = [f for f in lasting if replays and f.detector == DetectorName.SLOW_DIVERGENCE]
+        return loud or tuple(f for f in slow if f.value > GROWN * (f.baseline or math.inf) > 0.0)
 
     def heard(self, finding: Finding) -> None:
         """Update the trial with a newer `finding` of the same kind."""
@@ -67,6 +80,7 @@ class RollbackTrial:
         """Close the trial at `step` and return its finding."""
         assert self.finding is not None
         suspected, self.finding = replace(self.finding, step=step), None
+        self._silent = suspected.severity == "info"
         self._quiet_until = step + _QUIET_STEPS
         return suspected
 
@@ -82,16 +96,9 @@ class RollbackTrial:
     @property
     def counterfactual(self) -> Counterfactual:
         """Mean losses so far."""
-        current_loss, old_loss = (
-            [current_loss for _, current_loss in self._pairs],
-            [old_loss for old_loss, _ in self._pairs],
-        )
+        old, current = (_mean([pair[which] for pair in self._pairs]) for which in (0, 1))
         return Counterfactual(
-            step=self.state,
-            old_loss=_mean(old_loss),
-            current_loss=_mean(current_loss),
-            lr=self._lr,
-            batches=len(self._pairs),
+            step=self.state, old_loss=old, current_loss=current, lr=self._lr, batches=len(self._pairs)
         )
 
     def add(self, *, old_loss: float, current_loss: float) -> RollbackTrialResult:
@@ -116,13 +123,20 @@ class RollbackTrial:
         error = math.sqrt(_mean([(value - mean) * (value - mean) for value in better]) / (count - 1))
         needed = self._needed(self.counterfactual)
         # why not for a jump of weights: what changed them from outside is undone, whatever they learn to do without
-        lasting = self._is_over or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE])
+        lasting = self._is_over or _mean(better[-_EDGE:]) >= _HEALING * _mean(better[:_EDGE]) or self._too_slow(better)
         agree = sum(value > 0.0 for value in better) >= count - count // _FEWEST
         if mean > needed and mean >= _CERTAIN * error and agree and lasting and is_worse(self.counterfactual):
             return "confirmed"
         if count < _MOST and not mean + 2.0 * error < needed:
             return "gathering"
         return "healing" if count >= _TREND and self._falls() else "cleared"
+
+    def _too_slow(self, better: list[float]) -> bool:
+        """It heals, and half of the rise is still there after all these batches; nothing is lost by a replay."""
+        finding = self.finding
+        if len(better) < _MOST or not self._replays or finding is None or finding.baseline is None:
+            return False
+        return _mean(better[-_EDGE:]) >= _SHARE * (finding.value - finding.baseline)
 
     def _puts_aside(self, old_loss: float, current_loss: float) -> bool:
         """The batch is bad under any weights, as all were since the trial began; good ones may follow."""
@@ -168,8 +182,8 @@ class RollbackTrial:
         assert finding is not None
         baseline = counterfactual.old_loss if finding.baseline is None else finding.baseline
         margin = finding.limit - baseline
-        if self._is_over:  # what counts is that the loss is the worse for it
-            return 0.0
+        if self._is_over:
+            return 0.0  # what counts is that the loss is the worse for it
         if finding.detector == DetectorName.SLOW_DIVERGENCE:
             return _CREEPING * margin
         return max(margin, _SHARE * (counterfactual.current_loss - baseline))
@@ -188,10 +202,18 @@ LASTING = (
 )
 """Detectors of a lasting rise, whose findings are tested with earlier weights."""
 _STUCK = 2  # refused updates before this one
+_IN_A_ROW = 2  # refused updates from which bad data alone becomes unlikely
+_BY_CHANCE = 0.02  # what older weights may do better on one batch
 _EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
 _UNTRIED = 1e4  # times the limit, and
 _LARGE = 1e3  # absolute: without older weights to ask, only then is it said
+
+
+def is_uncertain(finding: Finding) -> bool:
+    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
+    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
+    return finding.detector in LASTING and finding.severity != certain
 
 
 def needs_counterfactual(signals: Signals, findings: tuple[Finding, ...]) -> bool:
@@ -240,22 +262,15 @@ def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
         severity = "warn" if finding.value > max(_UNTRIED * finding.limit, _LARGE) else "info"
     elif finding.baseline is not None and math.isfinite(counterfactual.old_loss):
         ordinary = counterfactual.old_loss <= _BETTER * finding.baseline
-        severity = (
-            "act" if ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss else "info"
-        )
+        undone = ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss
+        severity = "act" if undone else "info"
     return replace(finding, severity=severity)
-
-
-# Refused updates in a row from which bad data alone becomes unlikely.
-_IN_A_ROW = 2
-
-
-# What older weights may do better on one batch by chance.
-_BY_CHANCE = 0.02
 
 
 def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
     """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return Damage.WEIGHTS
     asked = {f.detector for f in findings if f.severity in GRAVE}
     if asked & {
         DetectorName.ODD_REPLICA,

@@ -16,12 +16,8 @@ from steadystep.records import BatchPartStats, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
-_SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
-_TWO = 0.05  # nats, of a loss of classes and no other term
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
-_ONE_KIND = 0.1  # of the entropy of all labels is left inside a batch
-_TINY_BATCH = 4
 _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
 
 
@@ -43,23 +39,6 @@ def ignored_targets(facts: Facts) -> str:
     if part is None or part.ignored < 1.0 or not part.whole or _looks(facts) < _ENOUGH_BATCHES:
         return ""
     return f"every label in {_looks(facts)} batches is -100, which the loss ignores"
-
-
-def one_kind_per_batch(facts: Facts) -> str:
-    """Labels that hardly differ inside a batch, and differ between batches."""
-    part = target(facts)
-    if part is None or not supervised(facts) or part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or facts.opposed:
-        return ""
-    jumps = _is_of_classes(facts) and part.entropy > _TWO and _jumps(facts)
-    if facts.going_well and not jumps:  # classes in turn on purpose, as in continual learning
-        return ""
-    several = part.entropy > _SEVERAL or jumps
-    if not several or part.entropy_within > _ONE_KIND * part.entropy:
-        return ""
-    return (
-        f"a batch of {part.rows} holds hardly more than one class: the entropy of its labels is "
-        f"{part.entropy_within:.2g}, that of all batches {part.entropy:.2g}"
-    )
 
 
 def unrelated_targets(facts: Facts) -> str:
@@ -115,9 +94,11 @@ def far_targets(facts: Facts) -> str:
 
 
 def raw_inputs(facts: Facts) -> str:
-    """Inputs far from unit scale, and a loss that stays at the level of a constant prediction."""
-    inputs, found = facts.inputs, unlearned(facts)
+    """Inputs far from unit scale, and a loss that is not half of that of a constant prediction."""
+    inputs, found = facts.inputs, progress(facts)
     if inputs is None or found is None or found.base is None or max(abs(inputs.mean), inputs.std) < 20.0:
+        return ""
+    if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"inputs have mean {inputs.mean:.3g} and standard deviation {inputs.std:.3g}; {found}"
 
@@ -140,29 +121,6 @@ def constant_inputs(facts: Facts) -> str:
     if first.input_spread == last.input_spread == 0.0:
         return f"all {last.shape[0]} inputs of a batch are the same"
     return ""
-
-
-def same_batch(facts: Facts) -> str:
-    """Every batch holds the same numbers, in new tensors: the loader starts anew in every step."""
-    batch = facts.measured.batch
-    if batch is None or batch.batches < _ENOUGH_BATCHES or not batch.parts:
-        return ""
-    first = batch.parts[0]
-    if first.smallest == first.largest or not all(part.repeated for part in batch.parts):
-        return ""
-    return (
-        f"all {batch.batches} batches that were measured hold the same {first.rows} samples, in new tensors each time"
-    )
-
-
-def tiny_batch(facts: Facts) -> str:
-    """A handful of samples per batch, and no progress in the noise."""
-    part, found, curve = target(facts), progress(facts), facts.curve
-    if part is None or found is None or curve is None or part.rows > _TINY_BATCH or curve.noise < 0.2 * abs(found.end):
-        return ""
-    if found.gained or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    return f"a batch has {part.rows} samples, losses of consecutive steps differ by {curve.noise:.3g}; {found}"
 
 
 def leaked_target(facts: Facts) -> str:
@@ -214,24 +172,11 @@ def outside_of_domain(facts: Facts) -> str:
     seen = f"targets are between {part.smallest:g} and {part.largest:g}"
     if kind in ("bce", "bce with logits") and (part.smallest < -0.01 or part.largest > 1.01):
         return f"{seen}, and binary cross-entropy is made for 0 to 1: beyond, it falls without end"
-    if kind in ("soft margin", "hinge embedding") and part.smallest > -0.5:
+    if kind in ("soft margin", "hinge embedding", "cosine embedding", "margin ranking") and part.smallest > -0.5:
         return f"{seen}, and a margin loss is made for -1 and 1: at 0 there is no gradient"
     if kind == "poisson" and part.smallest < 0.0:
         return f"{seen}, and a Poisson loss is made for counts"
     return ""
-
-
-def _jumps(facts: Facts) -> bool:
-    """Late losses are next to nothing but for a few: those where another class begins."""
-    late = sorted(facts.trace.losses[len(facts.trace.losses) // 2 :])
-    return len(late) >= 32 and (late[-1] > 20.0 * late[len(late) // 2] or not learns(facts))
-
-
-def _is_of_classes(facts: Facts) -> bool:
-    last = facts.measured.outputs.last
-    return facts.measured.outputs.loss[0] in ("cross-entropy", "nll", "bce", "bce with logits") and (
-        last is not None and last.terms <= 1
-    )
 
 
 def copied_target(facts: Facts) -> str:
@@ -240,20 +185,6 @@ def copied_target(facts: Facts) -> str:
     if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
     return f"{trail.last.copied} is the target at all {trail.count} probes"
-
-
-def small_normed_batch(facts: Facts) -> str:
-    """Batch normalization over a handful of samples, in a run that learns little."""
-    batch, found = facts.measured.batch, progress(facts)
-    if batch is None or not batch.parts or not facts.structure.norms or found is None or learns(facts):
-        return ""
-    rows = batch.parts[0].rows
-    curve = facts.curve
-    if not 1 <= rows < _TINY_BATCH or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    if curve is None or curve.noise < 0.2 * abs(found.end):
-        return ""
-    return f"batch normalization takes its statistics from {rows} samples; {found}"
 
 
 def _looks(facts: Facts) -> int:

@@ -91,6 +91,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.EARLY_DIVERGENCE)),
     (Cause.BAD_BATCH, _loud(DetectorName.BUFFER_JUMP, DetectorName.INPUT_SCALE)),
     (Cause.SCHEDULE_ERROR, _loud(DetectorName.LEARNING_RATE_JUMP)),
+    (Cause.POLICY_MISMATCH, _loud(DetectorName.POLICY_MISMATCH)),
+    (Cause.RATIO_EXPLOSION, _loud(DetectorName.RATIO_EXPLOSION)),
     (Cause.UNKNOWN, lambda c: _LASTING(c) and c.suspicion),
     (Cause.DATA_SHIFT, lambda c: _LASTING(c) and c.cleared),
     (Cause.LEARNING_RATE_TOO_HIGH, lambda c: _LASTING(c) and (c.big_updates or c.risen)),
@@ -115,8 +117,12 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.WORSE_THAN_BEST, DetectorName.CONSTANT_PREDICTION)),
     (Cause.CLIPPING_TOO_TIGHT, _loud(DetectorName.CLIP_RATE)),
     (Cause.SCHEDULE_ERROR, _loud(DetectorName.SHORT_WARMUP)),
+    (Cause.REWARD_HACKING, _loud(DetectorName.REWARD_HACKING)),
+    (Cause.VALUE_DIVERGENCE, _loud(DetectorName.VALUE_DIVERGENCE)),
     (Cause.POLICY_DRIFT, _loud(DetectorName.KL_BLOW_UP)),
     (Cause.ENTROPY_COLLAPSE, _loud(DetectorName.ENTROPY_COLLAPSE)),
+    (Cause.POLICY_COLLAPSE, _loud(DetectorName.REWARD_COLLAPSE)),
+    (Cause.DEAD_GROUPS, _loud(DetectorName.DEAD_GROUPS)),
     (Cause.FLAT_REWARD, _loud(DetectorName.FLAT_REWARD)),
     (Cause.METRIC_OUT_OF_BOUNDS, _loud(DetectorName.METRIC_BOUNDS)),
     (Cause.NO_LEARNING, _loud(DetectorName.NO_LEARNING)),
@@ -214,6 +220,9 @@ def _counterfactual_evidence(signals: Signals) -> list[str]:
     tried = signals.counterfactual
     if tried is None:
         return []
+    if tried.rollouts:
+        earned = f"{-tried.current_loss:.4g} now and {-tried.old_loss:.4g} with the weights of step {tried.step}"
+        return [f"{tried.batches} rollouts earn {earned} on average"]
     losses = f"{tried.current_loss:.4g} now and {tried.old_loss:.4g} with the weights of step {tried.step}"
     if tried.batches > 1:
         return [f"the mean loss of the last {tried.batches} batches is {losses}"]

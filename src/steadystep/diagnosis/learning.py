@@ -1,7 +1,4 @@
-"""Whether a run has learned anything: its loss against its own noise and against the best constant prediction.
-
-`conclude` says so of a run without a cause against it.
-"""
+"""Whether a run has learned anything: its loss against its own noise and against the best constant prediction."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from typing import final
 
-from steadystep.diagnosis.advice import advise
-from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.facts import Facts, told
-from steadystep.records import BatchPartStats, DetectorName, Diagnosis
+from steadystep.diagnosis.facts import Facts
+from steadystep.records import BatchPartStats
 
 TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
@@ -112,9 +107,20 @@ def is_policy(facts: Facts) -> bool:
     return named or facts.measured.rewarded or reward(facts) is not None
 
 
+def acts(facts: Facts) -> bool:
+    """Whether probabilities of whole numbers in the batch are picked out and weighted by numbers beside them."""
+    last, parts = facts.measured.outputs.last, _parts(facts)
+    if last is None or not last.policy:
+        return False
+    return any(p.whole for p in parts[1:]) and any(not p.whole and not p.shape for p in parts[1:])
+
+
 def reward(facts: Facts) -> BatchPartStats | None:
     """The part of the batch that holds the rewards."""
-    return next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
+    found = next((p for p in _parts(facts) if any(word in plain(p.name) for word in _REWARDS)), None)
+    if found is None and acts(facts):
+        return next(part for part in reversed(_parts(facts)) if not part.whole and not part.shape)
+    return found
 
 
 def target(facts: Facts) -> BatchPartStats | None:
@@ -193,6 +199,10 @@ def base_of(kind: str, part: BatchPartStats) -> tuple[float | None, str]:
     """The same, for a kind of loss and its target."""
     if kind in _CLASSES and part.entropy > 0.02:
         return part.entropy, "the entropy of the labels"
+    if kind == "cross-entropy" and part.marginal > 0.02:
+        return part.marginal, "the entropy of the mean target"
+    if kind == "kl" and part.marginal - part.conditional > 0.02:
+        return part.marginal - part.conditional, "the divergence of the targets from their mean"
     if kind in _BINARY and 0.0 <= part.smallest < part.largest <= 1.0 and part.binary > 0.02:
         return part.binary, "the entropy of the labels"
     if kind == "mse" and part.variance > 0.0:
@@ -221,80 +231,7 @@ def _error(losses: Sequence[float]) -> float:
     return pstdev(losses) / math.sqrt(len(losses))
 
 
-_NEARLY_ALL = 0.95  # of the gradients
-_LONG = 200  # updates, before a loss that has not moved is called so
-_USUAL_UPDATE = 3e-4  # of the weights
-
-
-def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
-    """Return "healthy" with the evidence for it, or "no-learning" for a loss that has not moved."""
-    updates, found = facts.trace.num_updates, progress(facts)
-    if facts.curve is None or updates < TOO_SHORT:
-        return Diagnosis(evidence=f"too short to tell: nothing found in {updates} updates")
-    if live:
-        return Diagnosis(evidence=_numbers(facts))
-    if found is None or not is_judged(facts):
-        return _unjudged(facts)
-    if updates >= _LONG and supervised(facts) and (_stands_still(facts, found) or worse_than_constant(facts)):
-        return Diagnosis(
-            cause=Cause.NO_LEARNING.value,
-            evidence=f"not learning, cause unknown: in {updates} updates {found}; {_moves(facts)}",
-            advice=advise(Cause.NO_LEARNING, facts.setup),
-        )
-    if not (found.gained or found.beats_base):
-        return _unjudged(facts)
-    if not facts.curve.near_best:
-        return _fine(facts, f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
-    return _learns(facts, found)
-
-
-def _stands_still(facts: Facts, found: Progress) -> bool:
-    """The loss is where it began after many updates of the usual size, and not below a constant prediction."""
-    return facts.ratio is not None and facts.ratio >= _USUAL_UPDATE and found.stood_still
-
-
-def _learns(facts: Facts, found: Progress) -> Diagnosis:
-    base = f"; {found.base_text} is {found.base:.4g}" if found.beats_base else ""
-    return _fine(facts, f"{_numbers(facts)}{base}")
-
-
-NOT_JUDGED = "no sign of trouble, learning not judged"
-
-
 def has_learned(facts: Facts) -> bool:
     """Whether the run has learned something, by half of its loss or below the best constant prediction."""
     found = progress(facts)
     return learns(facts) or (found is not None and found.gained and found.beats_base)
-
-
-def _unjudged(facts: Facts) -> Diagnosis:
-    return _fine(facts, f"{NOT_JUDGED}: {_why_not(facts)}; {_numbers(facts)}")
-
-
-def _fine(facts: Facts, evidence: str) -> Diagnosis:
-    clipped = facts.noted.get(DetectorName.CLIP_RATE)
-    # why no fault: an optimizer that divides by the size of the gradient does not mind, and plain ones are warned about
-    if clipped is not None and clipped.worst is not None and clipped.worst >= _NEARLY_ALL:
-        return Diagnosis(evidence=f"{evidence}; {told(clipped)}", advice=advise(Cause.CLIPPING_TOO_TIGHT, facts.setup))
-    return Diagnosis(evidence=evidence)
-
-
-def _why_not(facts: Facts) -> str:
-    if facts.opposed:
-        return "the loss depends on another network"
-    if facts.signed:
-        return "the loss goes below zero"
-    if is_policy(facts):
-        return "the loss of a policy says little"
-    return "the loss has not fallen" + ("" if supervised(facts) else ", and what it measures is unknown")
-
-
-def _numbers(facts: Facts) -> str:
-    curve = facts.curve
-    assert curve is not None
-    loss = f"loss {curve.start:.4g} at the start, {curve.late:.4g} now"
-    return f"{facts.trace.num_updates} updates, {loss}" + (f", {_moves(facts)}" if facts.ratio is not None else "")
-
-
-def _moves(facts: Facts) -> str:
-    return "" if facts.ratio is None else f"an update changes the weights by {facts.ratio:.1e} of their size"

@@ -61,6 +61,8 @@ _KNOWN = frozenset(
             DetectorName.SUSPICIOUS_PERFECTION,
         ),
         *(DetectorName.EMBEDDING_GROWTH, DetectorName.ATTENTION_LOGIT_GROWTH),
+        *(DetectorName.POLICY_MISMATCH, DetectorName.RATIO_EXPLOSION, DetectorName.REWARD_HACKING),
+        *(DetectorName.VALUE_DIVERGENCE, DetectorName.REWARD_COLLAPSE, DetectorName.DEAD_GROUPS),
         *(DetectorName.KL_BLOW_UP, DetectorName.ENTROPY_COLLAPSE, DetectorName.FLAT_REWARD, DetectorName.METRIC_BOUNDS),
     }
 )
@@ -106,6 +108,8 @@ def carries_over(facts: Facts) -> str:
     """The gradients of an update are still there when the next backward pass begins."""
     loop = facts.measured.loop
     if not loop.never_clears or facts.opposed:  # why: the loss of one network leaves gradients in the other
+        return ""
+    if _skips(facts):  # an optimizer that takes a step at every n-th call, and accumulates meanwhile
         return ""
     total = loop.carried + loop.renewed
     return f"after {loop.carried} of {total} updates the next backward pass was added to gradients that had been used"
@@ -179,8 +183,8 @@ def unreached(facts: Facts) -> str:
 
 
 def done(facts: Facts) -> str:
-    """No loss and no gradient, in nearly all batches: a hinge or a triplet loss is zero in many once it has learned."""
-    share = 0.0 if is_policy(facts) else facts.done_share
+    """No loss and no gradient, in nearly all batches and from the start: later, a task without noise is solved."""
+    share = 0.0 if is_policy(facts) or all(facts.trace.first) else facts.done_share
     return f"loss and gradient were exactly zero in {share:.0%} of the later steps" if share > 0.9 else ""
 
 
@@ -247,9 +251,15 @@ def unchanged(facts: Facts) -> str:
     """There are gradients, and the updates do nothing with them."""
     probes = [probe for probe in (facts.first_probe, facts.probe) if probe is not None and probe.update_rms]
     moved = any(any(probe.update_rms) for probe in probes)
-    if not probes or moved or len(facts.ratios) < 4 or facts.idle_share > 0.0:
+    if not probes or moved or len(facts.ratios) < 4 or facts.idle_share > 0.0 or _skips(facts):
         return ""
     return f"at steps {probes[0].step} and {probes[-1].step} the update changed no weight at all"
+
+
+def _skips(facts: Facts) -> bool:
+    """Updates that change nothing, in a run that learns all the same."""
+    found, probes = progress(facts), [p for p in (facts.first_probe, facts.probe) if p is not None and p.update_rms]
+    return found is not None and found.gained and any(not any(probe.update_rms) for probe in probes)
 
 
 def hardly_moves(facts: Facts) -> str:

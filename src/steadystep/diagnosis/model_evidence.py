@@ -7,7 +7,6 @@ from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
     below_constant,
     hardly_learned,
-    has_learned,
     is_judged,
     learns,
     progress,
@@ -18,7 +17,7 @@ from steadystep.records import DetectorName
 
 _ENOUGH_PROBES = 3
 _MANY = 1 / 3  # of the trained tensors
-_NO_RATE = 1e-3  # of the largest learning rate
+_NO_RATE = 1.1e-2  # of the largest learning rate: two factors of ten are the end of most schedules
 _HIGH_DROPOUT = 0.9
 _SHRUNK = 0.5
 _LARGE_BIAS = 2.0
@@ -27,25 +26,6 @@ _QUICK_DECAY = 0.02  # of the weights per update
 _LONG = 50  # updates
 _SPACING = 2e-3  # half of the distance of two bfloat16 numbers
 _BROKEN = ("damaged-weights", "forward-overflow")
-
-
-def never_trained(facts: Facts) -> str:
-    """Many parameters that the optimizer holds and that never had a gradient."""
-    seen = facts.measured
-    missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
-    total = len(facts.structure.trained)
-    if not missing or len(missing) < _MANY * total or has_learned(facts):  # spare parts are no fault
-        return ""
-    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
-
-
-def behind_no_grad(facts: Facts) -> str:
-    """Parameters in the optimizer that the forward pass uses under `no_grad`, in a run that learns little."""
-    last, seen = facts.measured.outputs.last, facts.measured
-    blind = () if last is None else tuple(n for n in last.unlinked if n not in seen.touched)
-    if not blind or facts.trace.num_updates < _LONG or learns(facts):
-        return ""
-    return f"{len(blind)} parameters in the optimizer are used under no_grad only ({names(blind)})"
 
 
 def frozen_head(facts: Facts) -> str:
@@ -59,14 +39,14 @@ def frozen_head(facts: Facts) -> str:
 def unusual_gains(facts: Facts) -> str:
     """Most layers began with weights far too large or far too small for their inputs, and nothing was learned."""
     first, parts = facts.measured.initial, facts.structure
-    if first is None or not hardly_learned(facts):
+    if first is None or (is_judged(facts) and not hardly_learned(facts)) or facts.opposed:
         return ""
     sizes = dict(zip(first.names, first.rms, strict=False))
     gains = {n: sizes[n] * f**0.5 for n, f in zip(parts.trained, parts.fan_ins, strict=False) if f > 3 and n in sizes}
     large = [n for n, gain in gains.items() if gain > _LARGE_GAIN]
     small = [n for n, gain in gains.items() if gain < _SMALL_GAIN]
     odd = large if len(large) >= len(small) else small
-    if not odd or 2 * len(odd) < len(gains):
+    if not odd or 2 * len(odd) < len(gains) or (not is_judged(facts) and not len(odd) == len(gains) > 2):
         return ""
     return (
         f"the weights of {len(odd)} of {len(gains)} layers began at {gains[odd[0]]:.2g} / sqrt(inputs); 0.6 to 1.4 is "
@@ -105,33 +85,6 @@ def rate_of_zero(facts: Facts) -> str:
     if not _MANY * total <= len(still) < total or not still or not any(facts.trace.lrs) or learns(facts):
         return ""
     return f"{len(still)} of {len(facts.structure.trained)} parameters have a learning rate of 0 ({names(still)})"
-
-
-def in_no_optimizer(facts: Facts) -> str:
-    """Parameters that no optimizer holds: the last layer, or any in a run that learned nothing."""
-    unheld, last = facts.structure.unheld, facts.measured.outputs.last
-    if last is not None and last.unheld is not None:  # a target network is left out on purpose
-        unheld = tuple(name for name in unheld if name in last.unheld)
-    if not unheld or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
-        return ""
-    if last is not None and last.untrained:
-        return f"the output comes from {names(last.untrained)}, which require a gradient and are in no optimizer"
-    if not is_judged(facts) or learns(facts):
-        return ""
-    if facts.structure.last not in unheld and stuck(facts) is None:
-        return ""
-    return f"{len(unheld)} parameters require a gradient and are in no optimizer ({names(unheld)})"
-
-
-def outside_the_model(facts: Facts) -> str:
-    """Layers that the output depends on and that are no part of the model, in a run that learned nothing."""
-    last = facts.measured.outputs.last
-    if last is None or not last.outside or stuck(facts) is None:
-        return ""
-    return (
-        f"the output depends on {last.outside} parameters that are in no optimizer and not registered in the model, "
-        "as in a plain list"
-    )
 
 
 def mostly_frozen(facts: Facts) -> str:
@@ -175,8 +128,8 @@ def schedule_ends_early(facts: Facts) -> str:
     if facts.trace.num_updates < JUDGED_AFTER or not highest > 0.0 or learns(facts):
         return ""
     after = lrs[lrs.index(highest) :]
-    gone = [lr for lr in after if lr < _NO_RATE * highest]
-    if len(gone) < 0.5 * len(lrs) or lrs[-1] >= _NO_RATE * highest:
+    gone = [lr for lr in after if lr <= _NO_RATE * highest]
+    if len(gone) < 0.5 * len(lrs) or lrs[-1] > _NO_RATE * highest:
         return ""
     step = facts.trace.steps[len(lrs) - len(gone)]
     low = f"below {_NO_RATE * highest:.1g} since step {step}"

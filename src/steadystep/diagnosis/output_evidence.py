@@ -15,7 +15,6 @@ from steadystep.diagnosis.learning import (
     stuck,
     supervised,
     target,
-    worse_than_constant,
 )
 from steadystep.records import DetectorName, OutputStats
 
@@ -63,14 +62,6 @@ def faint_outputs(facts: Facts) -> str:
     )
 
 
-def cut_graph(facts: Facts) -> str:
-    """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
-    last, found = facts.measured.outputs.last, stuck(facts)
-    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
-        return ""
-    return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
-
-
 def wrong_axis(facts: Facts) -> str:
     """A softmax over the wrong dimension, as it was called."""
     return facts.measured.outputs.mistake(Fault.SOFTMAX_AXIS)
@@ -79,11 +70,6 @@ def wrong_axis(facts: Facts) -> str:
 def wrong_loss(facts: Facts) -> str:
     """A loss function that does not fit what it is called with."""
     return facts.measured.outputs.mistake(Fault.WRONG_LOSS)
-
-
-def inner_axis(facts: Facts) -> str:
-    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
-    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
 
 
 def distance_of_shares(facts: Facts) -> str:
@@ -99,32 +85,14 @@ def distance_of_shares(facts: Facts) -> str:
     return f"the loss is the {last.kind} of a {last.activation} and of labels, whose gradient vanishes; {found}"
 
 
-def loud_start(facts: Facts) -> str:
-    """Outputs and gradients that were enormous before the first update, and a loss still above a constant's."""
-    found, part, norms = worse_than_constant(facts), target(facts), facts.trace.first_norms
-    if found is None or found.base is None or part is None or not norms or part.std > 50.0 or abs(part.mean) > 50.0:
+def bottomless(facts: Facts) -> str:
+    """A loss that falls below zero and on, faster and faster, until numbers end."""
+    losses, first = facts.trace.losses, facts.trace.first
+    if len(losses) < 16 or is_policy(facts) or facts.opposed or supervised(facts):
         return ""
-    first, inputs = facts.trace.first[0], facts.inputs
-    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+    if not min(losses) < -10.0 * max(abs(first[0]), 1.0) or min(losses[-4:]) > 0.1 * min(losses):
         return ""
-    if first < 100.0 * found.base or norms[0] < 100.0:
-        return ""
-    return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
-
-
-def loud_gradients(facts: Facts) -> str:
-    """A first loss and first gradients thousands of times those at the end, with inputs and targets of usual size."""
-    curve, first, norms = facts.curve, facts.trace.first, facts.trace.norms
-    part, inputs = target(facts), facts.inputs
-    if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
-        return ""
-    sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
-    early = norms[: max(4, len(norms) // 4)]
-    if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
-        return ""
-    return (
-        f"the first loss was {first[0]:.3g} and its gradient norm {norms[0]:.3g}; later losses reach {curve.best:.3g}"
-    )
+    return f"the loss fell from {first[0]:.4g} to {min(losses):.4g} and on: nothing bounds it from below"
 
 
 def contracted(facts: Facts) -> str:
@@ -265,14 +233,6 @@ def softmax_over_batch(facts: Facts) -> str:
     if trail.simplex[1] == trail.count and not trail.simplex[0]:
         return f"the outputs add up to 1 over the {last.shape[0]} samples of the batch, not over the classes"
     return ""
-
-
-def batch_as_time(facts: Facts) -> str:
-    """A layer without batch_first that is given (batch, time, features)."""
-    last = facts.measured.outputs.last
-    if last is None or not last.misread or learns(facts):
-        return ""
-    return f"{', '.join(last.misread[:3])} is not batch_first and is given the batch as its first dimension"
 
 
 def _is_constant(outputs: OutputStats) -> bool:

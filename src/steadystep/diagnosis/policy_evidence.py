@@ -4,11 +4,13 @@ import math
 
 from steadystep.diagnosis.data_evidence import enough_batches, num_batches, part_named
 from steadystep.diagnosis.facts import Facts, told
-from steadystep.diagnosis.learning import JUDGED_AFTER, is_policy, reward
+from steadystep.diagnosis.learning import JUDGED_AFTER, acts, is_policy, reward
 from steadystep.diagnosis.output_evidence import first_and_last
 from steadystep.records import DetectorName
 
 _LARGE = 500.0  # rewards
+FIRST = 16
+"""Batches whose rows are counted."""
 
 
 def flat_reward(facts: Facts) -> str:
@@ -17,6 +19,16 @@ def flat_reward(facts: Facts) -> str:
     if part is None or part.smallest != part.largest or not enough_batches(facts):
         return ""
     return f"every reward in {num_batches(facts)} batches is {part.smallest:g}"
+
+
+def constant_signal(facts: Facts) -> str:
+    """Numbers beside the actions of a policy that are always the same: nothing is better than anything else."""
+    part = reward(facts)
+    if part is None or flat_reward(facts) or not enough_batches(facts) or part.shape:
+        return ""
+    if part.smallest != part.largest or any(facts.trace.first_norms):
+        return ""
+    return f"{part.name}, which weights the actions, is {part.smallest:g} in all {num_batches(facts)} batches"
 
 
 def certain_policy(facts: Facts) -> str:
@@ -36,12 +48,23 @@ def certain_policy(facts: Facts) -> str:
     if more < 3:
         return ""
     now = (part.mean * num_batches(facts) - before * count) / more
-    if now - before > 2.0 * part.std / math.sqrt(more * part.rows):
-        return ""
+    if now - before > 2.0 * part.std / math.sqrt(more * part.rows) or abs(before) < 0.1 * part.std:
+        return ""  # why: advantages are around zero whatever is earned
     return (
         f"the entropy of the policy fell from {first.entropy:.3g} to {last.entropy:.3g}; the mean reward went from "
         f"{before:.3g} to {now:.3g}"
     )
+
+
+def single_visits(facts: Facts) -> str:
+    """A policy that is updated from one or two actions at a time."""
+    part = reward(facts)
+    if part is None or not acts(facts) or not enough_batches(facts) or not part.counted:
+        return ""
+    size = part.counted / min(num_batches(facts), FIRST)
+    if size > 2.0 or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return f"an update of the policy is made from {size:.0f} of its actions, whose reward is mostly luck"
 
 
 def large_rewards(facts: Facts) -> str:

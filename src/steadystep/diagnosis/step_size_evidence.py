@@ -8,6 +8,7 @@ from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+_ALL, _ALIVE = 0.99, 0.8  # of the units of a layer
 _SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
 
 
@@ -40,6 +41,16 @@ def leaped(facts: Facts) -> str:
     """The first updates were nearly as large as the weights."""
     ratio = max(facts.ratios[:4], default=0.0)
     return f"early updates changed the weights by {ratio:.2g} of their size" if ratio >= _HUGE_UPDATE else ""
+
+
+def died(facts: Facts) -> str:
+    """Layers that were alive at first and that updates have made silent for every input."""
+    first, dead, probe = facts.first_probe, dead_layer(facts), facts.probe
+    if first is None or probe is None or not dead or probe is first:
+        return ""
+    pairs = zip(first.dead, probe.dead, strict=False)
+    before = [then for then, now in pairs if now >= _ALL > _ALIVE > then]
+    return f"{dead}; at step {first.step} only {max(before):.0%} were" if before else ""
 
 
 def sharp_attention(facts: Facts) -> str:

@@ -24,14 +24,16 @@ from steadystep.engine.closures import ClosureErrors
 from steadystep.engine.components import Measuring, clip_rule, measuring_for, tensor_clip
 from steadystep.engine.judge import Judge
 from steadystep.engine.learning_rate import LearningRate, check_rates
+from steadystep.engine.microbatch_group import check_pipelined
 from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
+from steadystep.engine.playing import Rollouts
 from steadystep.engine.replay import Replayer
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_of, sections, without_ddp
+from steadystep.parallel import Meeting, Once, Ranks, ranks_and_model, sections
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -86,11 +88,12 @@ def _build(
     hparams: dict[str, Any],
 ) -> Parts:
     components.check_settings(config, schedule, folder)
-    ranks, model = ranks_of(model), without_ddp(model)
+    ranks, model = ranks_and_model(model)
     # before the lock: it makes the folder
     sinks = components.sinks(config, folder, extra_sinks) if ranks.rank == 0 else ()
     lock, wrong = components.lock(folder, ranks, force=force)
     meeting.compare(ranks, sections(config, model, optimizer, extra_detectors), wrong=wrong)
+    check_pipelined(config, ranks.stages)
     repeats = folder is not None or components.replay_buffer_bytes(config) > 0
     measuring = measuring_for(config, model, optimizer, ranks, repeats=repeats)
     islands = Fp32Islands(model, list(config.training.fp32_modules))
@@ -243,7 +246,7 @@ class _Ground:
             clip_value=training.clip_value,
             clip_rule=None if isinstance(rule, TensorEMAClip) else rule,
             tensor_clip=tensor_clip(self.config, rule, measuring.gradients, sharded=sharded),
-            sharded=measuring.gradients if sharded else None,
+            sharded=(self.ranks.stages or measuring.gradients) if sharded else None,
             copy_from=self.ranks.copy_from,
         )
 
@@ -259,9 +262,10 @@ class _Ground:
         )
 
     def _counterfactuals(self, recovery: Recovery) -> Counterfactuals:
-        measuring = self.measuring
-        reruns = BatchReruns(measuring.precision, measuring.buffers, measuring.gradients, measuring.device, self.ranks)
-        return Counterfactuals(recovery, measuring.runner, measuring.measurer, reruns)
+        at = self.measuring
+        reruns = BatchReruns(at.precision, at.buffers, at.gradients, at.device, self.ranks)
+        rollouts = Rollouts(recovery, at.buffers, at.device, alone=self.ranks.size == 1)
+        return Counterfactuals(recovery, at.runner, at.measurer, reruns, rollouts)
 
     def _rollback(
         self, progress: RunProgress, updater: Updater, recovery: Recovery, checkpoints: Checkpoints, limits: Limits

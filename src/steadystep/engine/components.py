@@ -262,8 +262,8 @@ def _probes(model: nn.Module, optimizer: Optimizer, gradients: Gradients, output
 
 
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:
-    """Of every bit between two updates; in a single process."""
-    checks = config.monitoring.corruption_checks if ranks.size == 1 else "off"  # why: the others would wait for one
+    """Of every bit between two updates; where parameters are whole on each rank."""
+    checks = "off" if ranks.sharded else config.monitoring.corruption_checks
     return Checksums(model, optimizer, checks=checks, repairs=config.mode == "autopilot")
 
 

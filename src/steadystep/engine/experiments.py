@@ -8,13 +8,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
-from steadystep.diagnosis.causes import EXPLAINED, Cause, Fault
-from steadystep.diagnosis.learning import NOT_JUDGED, hardly_learned, has_learned, is_judged, supervised
+from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
+from steadystep.diagnosis.conclusion import NOT_JUDGED
+from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
+from steadystep.examination.comparison import COMPARED
 from steadystep.examination.experiments import HAS_LEARNED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
@@ -44,10 +47,23 @@ def examine_guarded(
 
     if parts.precision.casts:
         under_precision.plain = compute  # type: ignore[attr-defined]
-    settings = {"max_grad_norm": config.training.max_grad_norm, **options}
-    done = examine(model, optimizer, under_precision, batches, **settings)
     history = parts.run_history
     facts, seen = history.facts(), history.diagnose()
+    known = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
+    done = examine(model, optimizer, under_precision, batches, **{**known, **options})
+    story = told_together(facts, seen, done)
+    parts.progress.examined = parts.progress.attempts, story
+    return replace(done, causes=story)
+
+
+def told_together(facts: Facts, seen: tuple[Diagnosis, ...], done: Examination) -> tuple[Diagnosis, ...]:
+    """One story of a run and of experiments with it.
+
+    Args:
+        facts: what is known about the run.
+        seen: its diagnosis.
+        done: the experiments.
+    """
     seen_as_is = proven(facts)
     rates = sorted(facts.trace.lrs)
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
@@ -60,9 +76,7 @@ def examine_guarded(
     judged = is_judged(facts) and not facts.measured.loop.turns
     learned = has_learned(facts) and not hardly_learned(facts)
     tried = credible(seen[0], done.causes, learned=learned, judged=judged, known=judged and supervised(facts))
-    story = one_story(seen, tried, seen_as_is)
-    parts.progress.examined = parts.progress.attempts, story
-    return replace(done, causes=story)
+    return one_story(seen, tried, seen_as_is)
 
 
 _OF_THE_LOOP = frozenset(
@@ -70,6 +84,8 @@ _OF_THE_LOOP = frozenset(
         *(Cause.MISSING_ZERO_GRAD, Cause.SCHEDULE_ERROR, Cause.LOST_MOMENTS, Cause.POISONED_MOMENTS),
         *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.LOSS_SCALE_COLLAPSE, Cause.GRADIENT_UNDERFLOW),
         *(Cause.REPEATED_BATCH, Cause.POLICY_DRIFT, Cause.ENTROPY_COLLAPSE, Cause.FLAT_REWARD),
+        *(Cause.POLICY_MISMATCH, Cause.RATIO_EXPLOSION, Cause.REWARD_HACKING, Cause.DEAD_GROUPS),
+        *(Cause.VALUE_DIVERGENCE, Cause.POLICY_COLLAPSE),
         *(Cause.METRIC_OUT_OF_BOUNDS, Cause.EXCEPTION_IN_STEP, Cause.CLOSURE_NOT_REPEATABLE, Cause.ODD_REPLICA),
     }
 )
@@ -96,7 +112,12 @@ _NOT_WHERE_IT_LEARNED: frozenset[str] = frozenset(
         *(Fault.LABELS_SHUFFLED, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS, Fault.FROZEN_PARAMETERS),
     }
 )
-_WITHOUT_GRADIENT = frozenset({Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS})
+_WITHOUT_GRADIENT = frozenset(
+    {
+        *(Fault.WRONG_LOSS, Fault.SOFTMAX_AXIS, Fault.CONSTANT_TARGETS, Fault.CONSTANT_INPUTS),
+        Fault.OUTPUT_INDEPENDENT_OF_INPUT,
+    }
+)
 """Reasons for a gradient of zero."""
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
@@ -117,11 +138,15 @@ def credible(
     if seen.cause != Cause.HEALTHY:
         kept = [d for d in tried if judged or (d.fault or d.cause) in _OF_STRUCTURE]
         return kept or [seen]
-    if NOT_JUDGED in seen.evidence and not known:  # trials go by the level of the loss too, which says nothing here
+    if not judged or (NOT_JUDGED in seen.evidence and not known):  # trials go by the level of the loss as well
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
     if learned:
-        tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED]
+        tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED or _is_compared(d)]
     return tried or [seen]
+
+
+def _is_compared(found: Diagnosis) -> bool:
+    return found.evidence.startswith(COMPARED)
 
 
 def one_story(
@@ -147,14 +172,19 @@ def one_story(
     if "(tried" in tried[0].advice:  # a repair that works says more than an effect that was seen
         sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
     if tried[0].fault in _WITHOUT_GRADIENT:
-        sure -= {Cause.ZERO_GRADIENT.value}
+        sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
-    first = [d for d in others if unknown or d.cause + d.fault in sure]
-    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, ()) if seen else ()
+    # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
+    first = [d for d in others if unknown or d.cause + d.fault in sure or _is_compared(tried[0])]
+    effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
+    if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
+        effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]
+    if tried[0].fault == Fault.OUTPUT_INDEPENDENT_OF_INPUT and seen[0].cause == Cause.ZERO_GRADIENT:
+        effects = set()  # an input that the loss does not notice is why what reads it gets no gradient
     first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
     first += [d for d in others if by_trial and d not in first and d is seen[0] and d.fault not in _WEAK]
     return (*first, *tried, *(diagnosis for diagnosis in others if diagnosis not in first))

@@ -12,8 +12,10 @@ from typing import Any, final
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
 from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
+from steadystep.diagnosis.counterfactual import GROWN, is_uncertain
 from steadystep.diagnosis.explain import advised
 from steadystep.diagnosis.facts import Setup
+from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import (
     USUAL,
     Ask,
@@ -24,7 +26,6 @@ from steadystep.engine.verdict import (
     by_plan,
     go_on,
     held_back,
-    is_uncertain,
     newest_finite,
     stand_out,
 )
@@ -36,7 +37,6 @@ _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
 _OF_RESTING_LOSSES = (DetectorName.CONSTANT_PREDICTION, DetectorName.NO_LEARNING)
 _YOUNG = 384  # steps: before, the level of a loss has not shown how it wanders (a DQN's rises tenfold at first)
 _HELD = 7  # batches that were remembered; with the one at hand they are enough
-_GROWN = 2.0  # times what it was
 _TRIED = 3  # states, where updates are refused again and again: the newest may hold the damage already
 
 
@@ -77,6 +77,7 @@ class Judge:
     setup: Setup = _UNKNOWN
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
+    policy_trial: PolicyTrial = field(default_factory=PolicyTrial)
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     edition: int = field(default=0, init=False)
@@ -110,7 +111,7 @@ class Judge:
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
-        doubtful = self.sudden_zero.update(signals)
+        doubtful = self.sudden_zero.update(signals) or self.policy_trial.is_due(signals.step)
         if not found and not doubtful and self.trial.finding is None:
             return Verdict(signals)
         if self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
@@ -153,21 +154,21 @@ class Judge:
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
             signals, found = yield from self._compared(signals, found, states, lr_mult)
+        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
+        signals, found = yield from self.policy_trial.play(signals, found, states, mode)
         if not found:
             return Verdict(signals)
-        mode: Mode = "careful" if careful and self.mode == "autopilot" else self.mode
         verdict = conclude(
             signals,
             found,
             budget=self.budget,
-            limits=self.limits,
+            limits=self.policy_trial.limited(self.limits),
             states=states,
-            mode=mode,
+            mode="careful" if careful and self.mode == "autopilot" else self.mode,
             ceiling=ceiling,
             setup=replace(self.setup, clips=True) if clipped else self.setup,
         )
-        if Action.RESTORE_MOMENTS in verdict.plan.actions:  # what they fall to is our doing
-            self._learn_again((DetectorName.LOST_MOMENTS,))
+        self._learn_again((DetectorName.LOST_MOMENTS,) if Action.RESTORE_MOMENTS in verdict.plan.actions else ())
         if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
         return verdict
@@ -207,31 +208,34 @@ class Judge:
         """A loss that stays high is acted upon when the state to be restored does better on several batches."""
         trial = self.trial
         over = next((f for f in found if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
-        if over is not None and (
-            yield from self._was_garbage(over, self._restorable(signals, (over,), states, lr_mult))
-        ):
+        before = [] if over is None else self._restorable(signals, (over,), states, lr_mult)
+        if over is not None and (yield from self._was_garbage(over, before)):
             return signals, tuple(f for f in found if f is over or not is_uncertain(f))
         lasting = tuple(filter(is_uncertain, found))
         loud = tuple(finding for finding in lasting if finding.severity != "info")
         # why not where guards take turns: it could not be told, and running old closures again may have side effects
-        if loud and trial.finding is None and not self.turns.are_taken:
-            yield from self._begin(loud[0], self._restorable(signals, loud, states, lr_mult))
+        suspected = trial.candidates(loud, lasting, replays=self.limits.replays)
+        if suspected and trial.finding is None and not self.turns.are_taken:
+            yield from self._begin(suspected[0], self._restorable(signals, suspected, states, lr_mult))
         rest = tuple(finding for finding in found if not is_uncertain(finding))
         if trial.finding is None:
             return signals, (*rest, *(trial.once(self._untried(finding)) for finding in lasting))
         for finding in loud:
             trial.heard(finding)
         state = next((state for state in states if state.step == trial.state), None)
-        losses = None if state is None else (yield Ask("losses", states=[state]))
-        if state is None or losses is None:  # it cannot be told: what the curve says is what there is
+        if state is None or (losses := (yield Ask("losses", states=[state]))) is None:  # only the curve can tell
             return signals, (*rest, trial.once(self._untried(trial.close(signals.step))))
         result = trial.add(old_loss=losses[1], current_loss=losses[0])
         if result == "gathering":
             return signals, rest + tuple(replace(finding, severity="info") for finding in lasting)
-        signals = replace(signals, counterfactual=trial.counterfactual)
-        suspected = trial.close(signals.step)
-        severity = yield from self._severity(result, state, suspected)
-        return signals, (*rest, trial.once(replace(suspected, severity=severity)))
+        signals, of_data = replace(signals, counterfactual=trial.counterfactual), trial.is_of_data
+        suspect = trial.close(signals.step)
+        if suspect.severity == "info":  # nobody has warned: it is acted upon where batches were bad, or kept silent
+            if result != "confirmed" or not of_data:
+                return signals, rest + lasting
+            suspect = replace(suspect, severity="act")
+        told = replace(suspect, severity=(yield from self._severity(result, state, suspect)))
+        return signals, (*rest, trial.once(told))
 
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
         """Suspect it, if there is a state that a rollback could restore."""
@@ -268,7 +272,7 @@ class Judge:
         if repeats is False or self.turns.are_taken or healed:
             return "info"
         # why: older weights do no better on a loss that has multiplied, so returns or targets have grown
-        grown = suspected.baseline is not None and suspected.value > _GROWN * suspected.baseline
+        grown = suspected.baseline is not None and suspected.value > GROWN * suspected.baseline
         worse_than_best = suspected.detector == DetectorName.WORSE_THAN_BEST
         if (grown and result == "cleared") or (worse_than_best and not confirmed):
             return "info"

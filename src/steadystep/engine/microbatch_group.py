@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
+from steadystep.config import Config
 from steadystep.engine.arguments import real_number
 from steadystep.engine.closures import Closure, RepeatableClosure
-from steadystep.errors import MisuseError
+from steadystep.errors import ConfigError, MisuseError
 from steadystep.optimizers import Trained
+from steadystep.parallel.stages import Stages
 
 
 @final
@@ -144,9 +146,11 @@ _TOUCHED = (
 class OnlyTheLoss:
     """A context around the closure; as cheap as two entries of a dictionary."""
 
-    def __init__(self, optimizer: Optimizer, trained: Trained) -> None:
+    def __init__(self, optimizer: Optimizer, trained: Trained, *, backward: bool = False) -> None:
         self._optimizer = optimizer
         self._trained = trained
+        self._backward = backward
+        """The schedule of a pipeline runs it inside the closure."""
         self._step: Any = None
         self._marks: tuple[int | None, int | None] = (None, None)
 
@@ -161,7 +165,7 @@ class OnlyTheLoss:
             del self._optimizer.__dict__["step"]
         else:
             self._optimizer.__dict__["step"] = self._step
-        if kind is None and self._now() != self._marks:
+        if kind is None and not self._backward and self._now() != self._marks:
             raise MisuseError(_TOUCHED)
 
     def _now(self) -> tuple[int | None, int | None]:
@@ -250,3 +254,30 @@ class Draws:
 def draws(model: nn.Module) -> bool:
     """Whether a forward pass draws random numbers, as far as its modules tell: dropout, also inside other layers."""
     return any("Dropout" in type(m).__name__ or getattr(m, "dropout", 0) for m in model.modules())
+
+
+def check_pipelined(config: Config, stages: Stages | None) -> None:
+    """Refuse what a schedule that runs backward by itself leaves no place for."""
+    if stages is None:
+        return
+    training = config.training
+    clips = training.clip_norm is not None and training.clip_rule in ("tensor-ema", "agc")
+    refused = {
+        "training.gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
+        "training.mixed_precision: fp16": training.mixed_precision == "fp16",
+        "training.clip_rule: tensor-ema or agc together with max_grad_norm": clips,
+        "monitoring.recompute_every": bool(config.monitoring.recompute_every),
+    }
+    if named := [key for key, asked in refused.items() if asked]:
+        raise ConfigError(
+            f"a pipeline's schedule runs its micro-batches and their backward passes itself: remove {', '.join(named)}"
+        )
+
+
+def refuse_loss(work: object, weight: float | None) -> None:
+    """Refuse what a pipeline cannot be given: its gradients exist once its schedule has run."""
+    if weight is not None or isinstance(work, Tensor):
+        raise MisuseError(
+            "a pipeline's schedule runs backward itself: pass step() a function that calls schedule.step(...) and "
+            "returns the loss on the last stage, None on the others; without weight="
+        )

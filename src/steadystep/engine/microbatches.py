@@ -13,7 +13,7 @@ from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
 from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
-from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss
+from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss, refuse_loss
 from steadystep.engine.reruns import GroupReruns
 from steadystep.errors import MisuseError
 from steadystep.memory.retry import OutOfMemoryRetry, is_out_of_memory, weighted_mean
@@ -55,7 +55,7 @@ class MicroBatchRunner:
         self.group = Group(size, self._ranks.mean)
         self._optimizer, self._precision, self._buffers, self._trained = optimizer, precision, buffers, trained
         self.reruns = GroupReruns(self, device, self._ranks)
-        self._only_loss = OnlyTheLoss(optimizer, trained)
+        self._only_loss = OnlyTheLoss(optimizer, trained, backward=self._ranks.stages is not None)
         self._device, self._memory, self._draws = device, memory, draws
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
@@ -97,6 +97,8 @@ class MicroBatchRunner:
 
     def add(self, work: Closure | Tensor, *, batch: Any, weight: float | None) -> MicroBatch:
         """Run one micro-batch into the group."""
+        if self._ranks.stages is not None:
+            refuse_loss(work, weight)
         number = self.group.check_weight(weight)
         first = not self.group.members
         self._rng = None
@@ -242,7 +244,10 @@ class MicroBatchRunner:
         )
 
     def _pass(self, work: Closure, batch: Any, weight: float) -> Tensor:
+        stages = self._ranks.stages
         with self._precision.autocast() if self._precision.casts else _NOTHING, self._only_loss:
+            if stages is not None:  # its schedule has run backward
+                return stages.loss(called(work, batch))
             loss = checked_loss(called(work, batch))
         self._backward(loss, weight)
         return loss

@@ -12,7 +12,7 @@ itself `_TRUSTED` times can be ended.
 import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -29,8 +29,8 @@ from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.engine.verdict import Verdict
 from steadystep.errors import UnsupportedError
 from steadystep.parallel import Ranks
-from steadystep.records import Action, Miscomputation, Plan
-from steadystep.signals.gradients import StepResult, add_bits
+from steadystep.records import Action, BitFlip, Miscomputation, Plan
+from steadystep.signals.gradients import GradientView, StepResult, add_bits
 
 if TYPE_CHECKING:
     from steadystep.engine.components import Measuring
@@ -65,6 +65,7 @@ class Recomputation:
         self._hooks: list[RemovableHandle] = []
         self._checks = self._clean = 0
         self._differed: list[int] = []
+        self.flips = AgreedFlips(ranks)
         self._bounds: list[float] | None = None
         """By how much each gradient may differ, as a share of the norm of all; None where none may by one bit."""
 
@@ -234,3 +235,36 @@ class Recomputation:
         every, self.every, self.ready = self.every, 0, False
         if self._ranks.rank == 0:
             warn(f"monitoring.recompute_every: {every} {why}")
+
+
+@final
+class AgreedFlips:
+    """Bits that flipped on one rank, as all ranks know them: all of them compute the step again.
+
+    Each rank compares and repairs what it holds. What it could not repair it gets from a rank that found nothing, which
+    needs no majority: checksums tell who is right, among two as well.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._mine: tuple[BitFlip, ...] = ()
+        self._any = ranks.any_rank(lambda: bool(self._mine))
+
+    def agree(self, view: GradientView) -> GradientView:
+        """The signals of all ranks, as `Ranks.agree` gives them, with the flips of all."""
+        self._mine = view.signals.bit_flips
+        view = self._ranks.agree(view)
+        if not self._any():
+            return view
+        said = [asdict(flip) | {"rank": self._ranks.rank} for flip in self._mine[:_NAMED]]
+        while len(json.dumps(said).encode()) > _ROOM:
+            said.pop()
+        every = [json.loads(text) for text in self._ranks.texts(json.dumps(said))]
+        flips = tuple(BitFlip(**one) for of_rank in every for one in of_rank)
+        signals = replace(view.signals, bit_flips=flips)
+        odd = {flip.rank: flip.tensor for flip in flips if not flip.repaired}
+        healthy = next((rank for rank in range(self._ranks.size) if rank not in odd), None)
+        if odd and healthy is not None:
+            names = tuple(f"{name} on rank {rank}" for rank, name in odd.items())
+            signals = replace(signals, odd_replicas=names, healthy_rank=healthy)
+        return replace(view, signals=signals)

@@ -27,6 +27,7 @@ from steadystep.engine.parts import Parts
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.optimizers import as_one, each_of
 from steadystep.parallel import Meeting
+from steadystep.parallel.stages import PIPELINES
 from steadystep.schedule import Schedule
 from steadystep.state import KeptObject
 from steadystep.tracking import Sink
@@ -168,16 +169,12 @@ def refuse_step(optimizer: Optimizer, *, closed: bool) -> NoReturn:
     raise MisuseError("this guard watches a loop that takes its own steps: call loss.backward() and optimizer.step()")
 
 
-_PIPELINES = "torch.distributed.pipelining"
 IN_BACKWARD = (
     "this model's weights are updated inside backward, one tensor at a time, by an optimizer in a "
     "post-accumulate-grad hook: the guard cannot check such an update before it happens. Remove the hooks, clear "
     "gradients as usual and call one optimizer.step() after backward"
 )
-PIPELINE = (
-    "a pipeline schedule runs backward by itself, and only the last stage has the loss: stages cannot be guarded. "
-    "Read the run's log with `steadystep diagnose`, or use DistributedDataParallel or fully_shard instead"
-)
+PIPELINE = "for a pipeline, create its PipelineStage before the guard"
 
 
 def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
@@ -185,9 +182,8 @@ def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
     given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     if any(type(thing).__module__.partition(".")[0] == "deepspeed" for thing in (model, *given)):
         raise UnsupportedError(
-            "DeepSpeed keeps gradients, clipping and the update inside its engine, where a guard cannot intervene. "
-            "Use DistributedDataParallel, or fully_shard (FSDP2) for what ZeRO does; DeepSpeed's own log can be "
-            "read with `steadystep diagnose`"
+            "DeepSpeed keeps gradients, clipping and the update inside its engine: use "
+            "steadystep.integrations.deepspeed.watch(engine), and engine.backward and engine.step as before"
         )
     if not isinstance(model, nn.Module):
         return
@@ -199,8 +195,6 @@ def refuse_foreign_steps(model: Any, optimizer: Any) -> None:
         )
     if any(steps_in_backward(parameter) for parameter in model.parameters()):
         raise UnsupportedError(IN_BACKWARD)
-    if _is_a_stage(model):
-        raise UnsupportedError(PIPELINE)
 
 
 def inside_backward() -> bool:
@@ -214,7 +208,7 @@ def no_loss_seen() -> str:
         "optimizer.step() was called and no loss was seen before it: call loss.backward(), or pass the loss with "
         "watcher.loss(loss)"
     )
-    return f"{said}. {PIPELINE[0].upper()}{PIPELINE[1:]}" if _PIPELINES in sys.modules else said
+    return f"{said}; {PIPELINE}" if PIPELINES in sys.modules else said
 
 
 def steps_in_backward(parameter: nn.Parameter) -> bool:
@@ -255,16 +249,6 @@ def _is_optimizer(thing: Any) -> bool:
     if isinstance(thing, list | tuple):
         return any(isinstance(held, Optimizer) for held in thing[:4])
     return isinstance(thing, Optimizer)
-
-
-def _is_a_stage(model: nn.Module) -> bool:
-    module = sys.modules.get(f"{_PIPELINES}.stage")
-    if module is None:
-        return False
-    base = module._PipelineStageBase
-    # why: a stage knows its module, and the module nothing of its stage
-    stages = [thing for thing in gc.get_objects() if issubclass(type(thing), base)]
-    return any(getattr(stage, "submod", None) is model for stage in stages)
 
 
 def check_watched(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None) -> None:

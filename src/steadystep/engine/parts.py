@@ -33,6 +33,7 @@ from steadystep.parallel import Ranks, SingleProcess
 from steadystep.policy import Budget, EarlyStopping
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Diagnosis
+from steadystep.rl.controls import Controls
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
 from steadystep.signals.checksums import Checksums
 from steadystep.signals.weights import WeightEdits
@@ -255,6 +256,9 @@ class Parts:
         self.run_state.check(name, thing)
         self.recovery.keep(name, thing, update)
         self.run_state.loop.keep(name, thing, check=check)
+        if isinstance(thing, Controls):
+            self.counterfactuals.rollouts.controls = self.updater.controls = thing
+            self.judge.policy_trial.controls = thing
 
     def examine(self, *given: Any) -> "Examination":
         """See `examine_guarded`."""

@@ -47,7 +47,7 @@ class Pipeline:
         self._budget, self._recovery, self._tracer = parts.budget, parts.recovery, parts.nan_tracer
         self._history, self._log, self._ranks = parts.run_history, parts.log, parts.ranks
         self._run_state, self._data = parts.run_state, parts.run_state.data
-        self._checksums, self._twice = parts.checksums, parts.recomputation
+        self._checksums, self._twice, self._flips = parts.checksums, parts.recomputation, parts.recomputation.flips
         self._samples = parts.gradient_samples if parts.log.wants_samples else None
 
     def collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
@@ -97,7 +97,7 @@ class Pipeline:
         if view.signals.bit_flips:
             view = self._recomputed(view)
         if self._samples is not None and self._samples.due(view.signals.step):
-            values = self._samples.take(view.signals.names, view.grads)
+            values = self._samples.take(view.names, view.grads)
             self._log.sampled(GradientSample(step=view.signals.step, values=values))
         verdict = self.judge(view)
         return self.record(self.apply(view, self._twice.ended(verdict) if wrong else verdict))
@@ -141,7 +141,7 @@ class Pipeline:
         )
         if self._checksums.armed and (flips := self._checksums.found(self._measurer.ridden)):
             view = replace(view, signals=replace(view.signals, bit_flips=flips))
-        return view if self._ranks.size == 1 else self._measurer.weighed(self._ranks.agree(view))
+        return view if self._ranks.size == 1 else self._measurer.weighed(self._flips.agree(view))
 
     def _recomputed(self, view: GradientView) -> GradientView:
         """The gradients of the group at hand with the bits in place that were flipped while it was computed."""

@@ -31,6 +31,7 @@ from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 
 if TYPE_CHECKING:
     from steadystep.engine.microbatches import MicroBatchRunner
+    from steadystep.engine.playing import Rollouts
 
 _SAME = 1e-3  # of a loss: the same batch under the same weights, at any precision
 
@@ -44,6 +45,7 @@ class Counterfactuals:
     runner: "MicroBatchRunner"
     measurer: Measurer
     reruns: "BatchReruns"
+    rollouts: "Rollouts"
 
     def measure(self, ask: Ask, view: GradientView) -> Any:
         """The answer to `ask` about the step that `view` shows; None where it cannot be told."""
@@ -52,13 +54,13 @@ class Counterfactuals:
             return self.measurer.with_weights(view.signals)
         if ask.what == "norm-now":
             return math.hypot(*(float(norm) for norm in measure(view.grads, view.layout)))  # sync: only after a spike
-        if ask.what == "states":
-            return recovery.states, recovery.lr_mult
-        if ask.what == "finite-states":
-            return recovery.finite_states(), recovery.lr_mult
+        if ask.what in ("states", "finite-states"):
+            return (recovery.states if ask.what == "states" else recovery.finite_states()), recovery.lr_mult
         states: list[Any] = list(ask.states)
         if ask.what == "losses":
             return self._at_hand(states, backward=ask.backward)
+        if ask.what == "scores":
+            return self.rollouts.scores(states, ask.count)
         if ask.what == "remembered-losses":
             return self._remembered(states[0], ask.count)
         assert ask.what == "repeats", ask
@@ -133,7 +135,7 @@ class BatchReruns:
                 return None
             tried = [first, *(self._tried(work, other, backward=backward) for other in others)]
             known = [loss for loss in tried if loss is not None]
-            return self.ranks.mean(known) if self.ranks.all(len(known) == len(tried)) else None
+            return self.ranks.mean_loss(known) if self.ranks.all(len(known) == len(tried)) else None
         finally:
             for parameter, grad in zip(self.trained.parameters, grads, strict=True):
                 parameter.grad = grad
@@ -226,13 +228,14 @@ class GroupReruns:
     def repeat(self, undo: Callable[[], None]) -> bool:
         """Run the whole group at hand once more, after `undo`; False where it cannot be."""
         works = self._runner.passes()
-        if works:
-            with random_numbers_kept(self._device):
-                undo()
-                for work in works:
-                    closure, batch = work.recipe.again()
-                    self._runner.add(closure, batch=batch, weight=work.weight)
-        return bool(works)
+        if not self._ranks.all(bool(works)):
+            return False
+        with random_numbers_kept(self._device):
+            undo()
+            for work in works:
+                closure, batch = work.recipe.again()
+                self._runner.add(self._ranks.together(closure), batch=batch, weight=work.weight)
+        return True
 
     def undo(self, after: Sequence[int], recipe: RepeatableClosure | None) -> None:
         """As if the present micro-batch had not begun. Gradients of earlier ones are computed again."""

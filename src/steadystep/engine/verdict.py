@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final
 
-from steadystep.diagnosis import LASTING
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
 from steadystep.records import Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
 
@@ -42,7 +41,9 @@ class Verdict:
     plan: Plan = _PROCEED
 
 
-Question = Literal["weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats"]
+Question = Literal[
+    "weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores"
+]
 
 
 @final
@@ -54,7 +55,8 @@ class Ask:
     multiplier of the last update's learning rate. "weight-norms" adds them to the signals. "norm-now" is the gradient
     norm after the loop's own clipping. "losses" are those of the batch at hand, under the present weights and then
     under `states`; "remembered-losses" the pairs of old and current loss of up to `count` remembered batches; "repeats"
-    whether the first batch since a state still has the loss it had. None where it cannot be told.
+    whether the first batch since a state still has the loss it had; "scores" what rollouts earn under the present
+    weights and under `states`, with the seed `count`. None where it cannot be told.
     """
 
     what: Question
@@ -102,12 +104,6 @@ def newest_finite(states: Sequence[State], losses: Sequence[float]) -> Counterfa
     ]
     finite = [each for each in tried if math.isfinite(each.old_loss)]
     return finite[-1] if finite else tried[-1]
-
-
-def is_uncertain(finding: Finding) -> bool:
-    """Only a comparison can confirm it; a weight that is no longer finite needs none."""
-    certain = {DetectorName.WEIGHT_JUMP: "act", DetectorName.SAME_BATCH: "warn"}.get(finding.detector, "")
-    return finding.detector in LASTING and finding.severity != certain
 
 
 def stand_out(losses: Sequence[float], count: int) -> bool:

@@ -35,6 +35,32 @@ def depends_on_input(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare 
     return max(changes, default=None)
 
 
+def ignored_inputs(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[str, ...]:
+    """Inputs that differ between samples and that the loss does not notice, with present and with new weights."""
+    named = [n for n, t in seen.inputs.items() if t.dim() > 1 and num_rows(t) == seen.num_samples > 3 and _differs(t)]
+    if len(named) < 2:
+        return ()
+    unnoticed = set(named)
+    for change in (None, prepare):
+        with bench.set_aside():
+            if change is not None:
+                change(bench.model, bench.optimizer)
+            for batch in bench.batches[:2]:
+                plain = bench.losses([batch])[0]
+                for name in list(unnoticed):
+                    try:
+                        other = bench.losses([seen.with_one_input(batch, name, lambda t: t.roll(1, 0))])[0]
+                    except Exception:  # why all: the changed batch may not fit the user's loss
+                        other = math.nan
+                    if not abs(other - plain) <= 1e-7 * abs(plain):
+                        unnoticed.discard(name)
+    return tuple(name for name in named if name in unnoticed)
+
+
+def _differs(tensor: Tensor) -> bool:
+    return bool((tensor != tensor[:1]).any())  # sync: examined
+
+
 def depends_on_content(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
     """The same for sequences of ids whose padding stays where it is: only which ids there are changes."""
     ids = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]

@@ -29,6 +29,7 @@ _NOT_REPEATABLE = (
     "the same trial twice gave other losses: own random numbers in the loss, nondeterministic kernels, or hardware"
 )
 _FEWEST_SAMPLES = 512
+_MOST_BATCHES, _MOST_BYTES = 128, 1 << 24
 
 
 @final
@@ -102,6 +103,7 @@ def examine(
     scheduler: LRScheduler | None = None,
     max_seconds: float = 60.0,
     seed: int = 0,
+    num_updates: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Examination:
     """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
@@ -120,6 +122,7 @@ def examine(
         scheduler: your schedule, if it has one: its next steps are looked at.
         max_seconds: no further trial begins after this time.
         seed: of dropout and the like inside the trials.
+        num_updates: that the job has made already. Of one that has made some, its present loss counts.
         progress: called with a line before each trial.
 
     >>> _ = torch.manual_seed(0)
@@ -133,7 +136,7 @@ def examine(
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
     with _random_numbers_back(batches):
-        kept = _kept(iter(batches), num_batches)
+        kept = _kept(iter(batches), num_batches, most=_MOST_BATCHES if num_updates else 0)
     bench = Workbench(
         model,
         optimizer,
@@ -143,6 +146,7 @@ def examine(
         max_grad_norm=max_grad_norm,
         seed=seed,
         in_time=lambda: time.monotonic() - began < max_seconds,
+        updated=num_updates,
     )
     experiments = Experiments(bench, scheduler, progress or (lambda line: None))
     causes = tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run())
@@ -169,17 +173,28 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
             back()
 
 
-def _kept(batches: Iterator[Any], number: int) -> list[Any]:
+def _kept(batches: Iterator[Any], number: int, most: int = 0) -> list[Any]:
     """The first batches; some from farther on where these have a single target, as with sorted data."""
     first = list(islice(batches, number))
     size = max((num_rows(t) for batch in first[:1] for _, t in tensors_in(batch)), default=0)
     if size and len(first) == number:
         first += islice(batches, max(min(_FEWEST_SAMPLES // size, 512) - number, 0))
+        first += _small(batches, most - len(first))
         number = len(first)
     if len(first) < number or not _have_one_target(first):
         return first
     further = [batch for place, batch in enumerate(islice(batches, _FURTHER * number)) if place % _FURTHER == 0]
     return (first[: number // 2] + further)[: max(number, 4)] if further else first
+
+
+def _small(batches: Iterator[Any], number: int) -> Iterator[Any]:
+    """More of them, while they take little memory: a trial then sees about as much data as the run."""
+    room = _MOST_BYTES
+    for batch in islice(batches, max(number, 0)):
+        room -= sum(t.numel() * t.element_size() for _, t in tensors_in(batch))
+        yield batch
+        if room < 0:
+            return
 
 
 def _have_one_target(batches: list[Any]) -> bool:

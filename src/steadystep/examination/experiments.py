@@ -2,12 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from statistics import fmean
 from typing import final
 
-from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep.diagnosis.advice import ADVICE
@@ -15,10 +12,12 @@ from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.checks import faults_of, partly_reached
+from steadystep.examination.comparison import RepairComparison, from_new_weights
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, observe_program, trivial_loss
 from steadystep.examination.output_checks import suspects
-from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
+from steadystep.examination.parameters import restart, restart_plainly
+from steadystep.examination.repairs import Repair, repairs
 from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
 
@@ -71,7 +70,7 @@ class Experiments:
         # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
         unreached = partly_reached(observation, set(base.still) - observation.reached_fresh)
         if unreached is not None:
-            return (unreached,)
+            return tuple(suspects(observation)) if observation.ignored else (unreached,)
         collapsed = _collapsed(observation, base, fresh)
         if collapsed is not None:
             return (collapsed,)
@@ -82,11 +81,11 @@ class Experiments:
     def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
         trivial = trivial_loss(o)
         left_out = o.parameters.not_in_optimizer
-        if _learns_well(base, trivial) and not left_out:
-            return (Diagnosis(evidence=f"it learns; {base}"),)
         halved = trivial is not None and base.start <= 0.5 * trivial
         if not halved and (found := list(suspects(o))):
             return tuple(found)
+        if _learns_well(base, trivial) and not left_out:
+            return self._compared(o, base, fresh, trivial) or (Diagnosis(evidence=f"it learns; {base}"),)
         knows = self._knows(o, base, fresh, trivial)
         longer = base if knows else self._longer()
         learns = _learns_well(longer, trivial)
@@ -94,14 +93,24 @@ class Experiments:
         found = [_repaired_by(repair, trial, longer) for repair, trial in worked]
         best = min((trial.end for repair, trial in worked if not repair.rescaled), default=math.inf)
         if learns and not found:
-            return (Diagnosis(evidence=f"it learns; {longer}"),)
+            further = self._compared(o, base, fresh, trivial, longer)
+            return further or (Diagnosis(evidence=f"it learns; {longer}"),)
         if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
             found.insert(0 if fresh.end < 2.0 * best else 1, _worn(o, longer, fresh))
         if found:
             return tuple(found)
         if knows:
-            return (Diagnosis(evidence=f"{HAS_LEARNED}: other samples' inputs raise its loss; {base}"),)
-        return self._unexplained(o, longer, trivial)
+            healthy = Diagnosis(evidence=f"{HAS_LEARNED}: other samples' inputs raise its loss; {base}")
+            return self._compared(o, base, fresh, trivial) or (healthy,)
+        further = self._compared(o, longer, fresh, trivial, longer)
+        return further or self._unexplained(o, longer, trivial)
+
+    def _compared(
+        self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, longer: Trial | None = None
+    ) -> tuple[Diagnosis, ...]:
+        """What a repaired job shows to be wrong with one that learns."""
+        comparison = RepairComparison(self._bench, self._trial, o, base, fresh)
+        return tuple(comparison.causes(trivial, longer, lambda now, new: _worn(o, now, new)))
 
     def _longer(self) -> Trial:
         return self._trial("longer", "as it is, for longer", Variation(), num_steps=_LONGER * self._bench.num_steps)
@@ -162,7 +171,7 @@ class Experiments:
             if not self._bench.in_time():
                 break
             if repair.particular if learns else repair.fresh or repair.particular or not knows:
-                variation = _from_new_weights(repair.variation) if repair.fresh else repair.variation
+                variation = from_new_weights(repair.variation) if repair.fresh else repair.variation
                 try:
                     trial = self._trial(repair.name, repair.what, variation)
                 except (RuntimeError, ValueError, TypeError, IndexError):  # changed data does not fit every loss
@@ -261,17 +270,6 @@ def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
 
 def _diagnosis(cause: Cause, evidence: str) -> Diagnosis:
     return Diagnosis(cause=cause, evidence=evidence, advice=ADVICE[cause])
-
-
-def _from_new_weights(variation: Variation) -> Variation:
-    inner = variation.prepare
-
-    def prepare(model: nn.Module, optimizer: Optimizer) -> None:
-        restart(model, optimizer)
-        if inner is not None:
-            inner(model, optimizer)
-
-    return replace(variation, prepare=prepare)
 
 
 def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float, level: float = math.inf) -> bool:

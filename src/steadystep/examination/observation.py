@@ -18,19 +18,19 @@ from steadystep.examination.dependence import (
     depends_on_input,
     depends_on_later,
     depends_on_neighbors,
+    ignored_inputs,
     rewards_certainty,
     share_alike,
     share_of_own_target,
     spread_of_outputs,
 )
-from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached
+from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached, restart
 from steadystep.examination.passes import Pass, num_rows, observe_passes, over_batches
-from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
-from steadystep.signals.batch_stats import Copies, PartStats
+from steadystep.signals.batch_stats import PartStats
 from steadystep.signals.loss_calls import LossCall
-from steadystep.signals.losses import KINDS, class_dim, without_ignored
+from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
 CLASSES = ("cross_entropy", "nll_loss")
 
@@ -63,6 +63,8 @@ class Observation:
     """Positions that the loss depends on, and how many of these get no gradient."""
     alike: float | None = None
     """The share of samples whose output is that of the sample before, with newly drawn weights."""
+    ignored: tuple[str, ...] = ()
+    """Inputs that differ between samples and that the loss does not notice."""
     copied: str = ""
     """The feature of the input that is the target."""
     deaf: tuple[float, float] | None = None
@@ -199,6 +201,7 @@ def observe_program(bench: Workbench, scheduler: LRScheduler | None) -> Observat
         on_content=depends_on_content(bench, batch, seen, prepare=restart),
         blocked=blocked_positions(bench, batch, seen),
         alike=share_alike(bench, batch, seen, prepare=restart),
+        ignored=ignored_inputs(bench, seen, prepare=restart),
         copied=_copied(passes),
         deaf=deaf_classes(bench, seen, prepare=restart),
         reached_fresh=reached(bench, prepare=restart),

@@ -19,6 +19,7 @@ from steadystep.signals.losses import (
     mistakes,
 )
 
+_TIMES, _FAR = 1e3, 20.0
 _NEIGHBORS = 0.05  # of the spread of the outputs; rounding leaves 1e-6
 _SAME = 1e-6
 _RAW = 20.0  # the mean size of inputs that saturate any layer
@@ -104,12 +105,17 @@ def _outside_of_domain(o: Observation) -> Diagnosis | None:
 
 
 def suspects(o: Observation) -> Iterator[Diagnosis]:
-    """What cannot be meant, but is a fault only where the job does not learn."""
+    """What cannot be meant, but is a fault only where the job is not known to learn well."""
     for fault, what in mistakes((), (), o.passes[0].softmaxes, o.passes[0].num_samples):
         if fault == INNER_SOFTMAX:
             advice = "take the softmax over the dimension that has the things to choose from"
             yield no_learning(Fault.SOFTMAX_AXIS, what, advice)
             break
+    if o.ignored and not o.is_graph:
+        what = f"the loss stays the same whatever {', '.join(o.ignored)} of the batch is, also with newly drawn weights"
+        advice = "follow that input through the loss: something overwrites it, cuts it off or multiplies it by zero"
+        yield no_learning(Fault.OUTPUT_INDEPENDENT_OF_INPUT, what, advice)
+    yield from _drowned(o)
     call, targets = o.calls[0] if o.calls else None, targets_of(o)
     made = None if call is None else call.origin
     if call is None or made is None or targets is None or call.name not in _DISTANCES or made.name != "softmax":
@@ -117,6 +123,23 @@ def suspects(o: Observation) -> Iterator[Diagnosis]:
     if bool(((targets == 0) | (targets == 1)).all()):  # sync: examined
         what = f"the loss is {call.name} between a softmax and labels, and its gradient vanishes where it is wrong"
         yield no_learning(Fault.WRONG_LOSS, what, "use cross_entropy, on logits")
+
+
+def _drowned(o: Observation) -> Iterator[Diagnosis]:
+    """A term of the loss beside one that is a thousand times as large, for targets of that scale."""
+    terms = [(c.value, c) for c in o.calls if c.value is not None and c.value > 0.0 and c.target is not None]
+    if len(terms) < 2 or o.is_adversarial:
+        return
+    (least, small), (most, large) = min(terms, key=lambda t: t[0]), max(terms, key=lambda t: t[0])
+    size = float(large.target.float().square().mean().sqrt()) if large.target is not None else 0.0  # sync: examined
+    if large.name in _DISTANCES and most > _TIMES * least and size > _FAR:
+        what = f"{large.name} with targets of size {size:.3g} is {most:.3g}, beside {small.name} of {least:.3g}"
+        yield Diagnosis(
+            cause=Cause.UNSCALED_DATA,
+            fault=Fault.UNSCALED_TARGETS,
+            evidence=f"{what}: nothing else in the loss counts",
+            advice="standardize these targets, so that all terms of the loss are of the same order",
+        )
 
 
 def _wrong_sign(o: Observation) -> Diagnosis | None:

@@ -1,6 +1,7 @@
 """Parameters that nothing can move, and why; the learning rates to come."""
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -197,3 +198,25 @@ def hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) ->
     named = dict(model.named_parameters())
     if left_out:
         optimizer.add_param_group({"params": [named[name] for name in left_out]})
+
+
+def restart(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every weight again that its module knows how to draw, and forget the optimizer's moments."""
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    optimizer.state.clear()
+
+
+@torch.no_grad()
+def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
+    """Draw every matrix anew with a deviation of 1 / sqrt(inputs), and set biases to 0 and scales of norms to 1."""
+    restart(model, optimizer)
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if p.dim() > 1:
+            p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()))
+        else:
+            p.fill_(1.0 if name.endswith("weight") else 0.0)

@@ -48,6 +48,10 @@ class Pass:
         """A batch of the same form with each input that has a row per sample changed."""
         return _replaced(batch, self.inputs, change)
 
+    def with_one_input(self, batch: Any, name: str, change: Callable[[Tensor], Tensor]) -> Any:
+        """A batch of the same form with a single input changed."""
+        return _replaced(batch, (name,), change)
+
     def with_targets(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """A batch of the same form with each target that has a row per sample changed."""
         return _replaced(batch, self.targets, change)
@@ -226,6 +230,16 @@ def joined_batches(batches: Sequence[Any], times: int) -> list[Any] | None:
         return [_joined(group) for group in groups if len(group) == min(times, len(batches))]
     except (RuntimeError, TypeError, ValueError):
         return None
+
+
+def fits(bench: Workbench, batch: Any) -> bool:
+    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
+    try:
+        with bench.set_aside():
+            bench.losses([batch])
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The trials of an examination: the run as it is, and the run with one thing repaired."""
+"""What an examination tries: the run with one thing repaired."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.parameters import hold_too, thaw
-from steadystep.examination.passes import Pass, Scaling, joined_batches, mixed
+from steadystep.examination.parameters import hold_too, restart, restart_plainly, thaw
+from steadystep.examination.passes import Pass, Scaling, fits, joined_batches, mixed
 from steadystep.examination.workbench import Variation, Workbench
 from steadystep.signals.loss_calls import record_losses
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _NORMS = nn.modules.batchnorm._BatchNorm
 _USUAL_FACTORS, _USUAL_RATE = 1e3, 0.1
+_UNEVEN = 0.02  # of the largest learning rate
 _LARGE_BATCH, _TINY_BATCH, _USUAL_BATCH = 8, 4, 64
 
 
@@ -40,28 +41,6 @@ class Repair:
     """Losses are in other units, so what counts is which share of the first loss is gone."""
 
 
-def restart(model: nn.Module, optimizer: Optimizer) -> None:
-    """Draw every weight again that its module knows how to draw, and forget the optimizer's moments."""
-    for module in model.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
-    optimizer.state.clear()
-
-
-@torch.no_grad()
-def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
-    """Draw every matrix anew with a deviation of 1 / sqrt(inputs), and set biases to 0 and scales of norms to 1."""
-    restart(model, optimizer)
-    for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
-        if p.dim() > 1:
-            p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()))
-        else:
-            p.fill_(1.0 if name.endswith("weight") else 0.0)
-
-
 def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Sequence[str] = ()) -> Iterator[Repair]:
     """What can be tried with this job, the most particular first.
 
@@ -79,12 +58,14 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
     larger = _larger_batches(bench, seen.num_samples)
     tiny = seen.num_samples <= _TINY_BATCH
     yield from (larger,) if tiny else ()
-    yield from _rates(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
+    yield from slower()
+    yield from faster(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
     yield _PLAIN_INIT
     yield from () if tiny else (larger,)
 
 
-def _rates(lr: float) -> Iterator[Repair]:
+def slower() -> Iterator[Repair]:
+    """Fractions of the learning rate."""
     for factor in (0.1, 0.01):
         yield Repair(
             name=f"lr/{round(1 / factor)}",
@@ -94,7 +75,11 @@ def _rates(lr: float) -> Iterator[Repair]:
             variation=Variation(lr_mult=factor),
             fresh=True,
         )
-    for factor in (10.0, 100.0, 1e3, 1e4, 1e5):
+
+
+def faster(lr: float = 1.0, factors: Sequence[float] = (10.0, 100.0, 1e3, 1e4, 1e5)) -> Iterator[Repair]:
+    """Multiples of a learning rate, up to 1000 or to where it is usual."""
+    for factor in factors:
         if factor > _USUAL_FACTORS and factor * lr > _USUAL_RATE:
             break
         yield Repair(
@@ -117,6 +102,8 @@ def _of_the_update(bench: Workbench, left_out: Sequence[str]) -> Iterator[Repair
             variation=Variation(prepare=lambda model, optimizer: hold_too(model, optimizer, left_out)),
             particular=True,
         )
+    rates = [float(group["lr"]) for group in bench.optimizer.param_groups]  # sync: examined
+    yield from (_EVEN_RATES,) if min(rates) < _UNEVEN * max(rates) else ()
     if bench.max_grad_norm is not None:
         yield Repair(
             name="no-clipping",
@@ -181,6 +168,21 @@ _PLAIN_INIT = Repair(
     cause=Cause.POOR_INITIALISATION,
     advice="use torch's default initialization, or steadystep.init (tried with a plain one, learns)",
     variation=Variation(prepare=restart_plainly),
+)
+
+
+def _evenly(_: nn.Module, optimizer: Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = max(float(each["lr"]) for each in optimizer.param_groups)  # sync: examined
+
+
+_EVEN_RATES = Repair(
+    name="even-rates",
+    what="with the largest learning rate for all parameters",
+    cause=Cause.LEARNING_RATE_TOO_LOW,
+    advice="give all parameters rates of the same order (tried, learns)",
+    variation=Variation(prepare=_evenly),
+    particular=True,
 )
 
 
@@ -250,8 +252,7 @@ def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
 
 def _terms(bench: Workbench, seen: Pass) -> Iterator[Repair]:
     """The first loss function that is called, without the other terms of the loss."""
-    value = float(seen.calls[0].returned) if seen.calls and seen.calls[0].returned is not None else None  # sync: once
-    if value is None or not value > 0.0 or abs(value - seen.loss) <= 0.02 * abs(seen.loss):
+    if not seen.calls or not _has_more(bench):
         return
 
     def first_term(batch: Any) -> Tensor:
@@ -270,20 +271,22 @@ def _terms(bench: Workbench, seen: Pass) -> Iterator[Repair]:
     )
 
 
-def _fits(bench: Workbench, batch: Any) -> bool:
-    """Whether the loss takes it: a matrix of links between samples cannot be joined with another."""
-    try:
-        with bench.set_aside():
-            bench.losses([batch])
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return False
-    return True
+def _has_more(bench: Workbench) -> bool:
+    """Whether the loss is more than its first term, with newly drawn weights: a penalty is small where it has won."""
+    with bench.set_aside(), torch.no_grad():
+        restart(bench.model, bench.optimizer)
+        try:
+            recorder, loss = record_losses(bench.loss, bench.batches[0])
+        except RuntimeError:  # why: a loss that takes gradients itself
+            return False
+    first, whole = float(recorder.results[0]) if recorder.results else math.nan, float(loss)  # sync: once
+    return first > 0.0 and abs(first - whole) > 0.02 * abs(whole)
 
 
 def _larger_batches(bench: Workbench, size: int) -> Repair:
     times = max(_LARGE_BATCH, _USUAL_BATCH // max(size, 1))
     joined = joined_batches(bench.batches, times)
-    if joined and not _fits(bench, joined[0]):
+    if joined and not fits(bench, joined[0]):
         joined = None
     times = min(times, len(bench.batches)) if joined else times
     return Repair(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.tree import tensors_in
 from steadystep.clip import clip_global_norm_
 from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.lr_finder import restored
@@ -20,10 +21,8 @@ from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
-_HELD = 8
-"""Batches that trials do not train on, as far as there are enough."""
-_AGAIN = 3  # updates
-_TWO_PER_CENT, _ERRORS = 0.02, 2.5
+_HELD, _HELD_SAMPLES = 8, 128  # batches, and samples where these are small, that trials do not train on
+_AGAIN, _TWO_PER_CENT, _ERRORS = 3, 0.02, 2.5
 
 
 @final
@@ -125,6 +124,7 @@ class Workbench:
         max_grad_norm: float | None,
         seed: int,
         in_time: Callable[[], bool] = lambda: True,
+        updated: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
             raise MisuseError(
@@ -134,17 +134,18 @@ class Workbench:
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
-        held = min(max(_HELD, len(batches) // 4), len(batches) // 3)
+        size = max((len(t) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
+        held = min(max(_HELD, _HELD_SAMPLES // size), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False
-        self.plain: BatchLoss | None = getattr(loss, "plain", None)
-        """The same loss without autocast, where it has one."""
+        self.plain: BatchLoss | None = getattr(loss, "plain", None)  # without autocast, where it has one
         self.batches: Sequence[Any] = batches[: len(batches) - held]
         self.every = batches
         self.held: Sequence[Any] = batches[len(batches) - held :] or batches
         self.num_steps = num_steps
         self.max_grad_norm = max_grad_norm
         self._seed, self.in_time = seed, in_time
+        self.updated = updated  # what the job had made before
         self.num_updates = 0
         """Taken by all trials together."""
 
@@ -188,6 +189,13 @@ class Workbench:
                 for p, flag in flags:
                     if p.requires_grad is not flag:
                         p.requires_grad_(flag)
+
+    @contextmanager
+    def other_seed(self) -> Iterator[None]:
+        """Trials inside draw other weights and other random numbers."""
+        self._seed += 1
+        yield
+        self._seed -= 1
 
     def losses(
         self, batches: Iterable[Any], change: Callable[[Any], Any] | None = None, loss: BatchLoss | None = None
@@ -234,9 +242,8 @@ class Workbench:
         loss = self.loss(batch if variation.change is None else variation.change(batch))
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        return tuple(
-            name for name, p in self.parameters if p.grad is None or not bool(_values(p.grad).any())
-        )  # sync: once
+        found = [(name, p.grad) for name, p in self.parameters]
+        return tuple(name for name, grad in found if grad is None or not bool(_values(grad).any()))  # sync: once
 
     def _train(self, variation: Variation, num_steps: int) -> Iterator[float]:
         batches = self.batches if variation.batches is None else variation.batches

@@ -35,6 +35,8 @@ class Suspect:
     masking: bool = False
     """-inf only: perhaps meant."""
     is_cleared: bool = False
+    receiver: str = ""
+    """The module whose input it was, where it came from outside."""
 
 
 @final
@@ -126,7 +128,9 @@ class ForwardWatch:
                 if from_data
                 else f"{kind} was produced before {receiver} ran"
             )
-            self._suspect(Suspect(module=None, name="", what=what, tensor=key, from_data=from_data), since=0)
+            self._suspect(
+                Suspect(module=None, name="", what=what, tensor=key, from_data=from_data, receiver=receiver), since=0
+            )
             return
         what = f"one of its own operations, before {receiver}, produced {kind}"
         suspect = Suspect(module=caller.module, name=caller.name, what=what)

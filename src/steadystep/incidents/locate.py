@@ -24,6 +24,7 @@ from steadystep.incidents.origin import (
     NaNTrace,
     Origin,
     Sick,
+    badness,
     of_backward,
     of_buffers,
     of_forward,
@@ -33,6 +34,7 @@ from steadystep.incidents.origin import (
     of_weights,
     sick_weights,
 )
+from steadystep.parallel.stages import FIRST_STAGE, Stages
 from steadystep.precision import Precision
 from steadystep.snapshots.buffers import Buffers
 
@@ -82,15 +84,17 @@ def trace_step(
     batch: Any = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
+    stages: Stages | None = None,
 ) -> NaNTrace:
     """Run a step again under hooks and return its origin, loss and gradient norm.
 
     Takes the arguments of `locate`, and `agree` where parameters are sharded: all ranks call it, each with its own
-    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does.
+    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does. In a
+    pipeline, of whose `stages` some are here, `work` runs backward too.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = sick_weights(model)
-    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree)
+    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree, stages)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
             found = run(through_grad=agree is None)  # a sharded gradient comes into being under backward() only
@@ -117,9 +121,12 @@ class _TracedRun:
     scale: float
     sick: Sick
     agree: AgreeOnBad | None = None
+    stages: Stages | None = None
 
     def __call__(self, *, through_grad: bool) -> NaNTrace:
         watch = ForwardWatch(self.model)
+        if self.stages is not None:
+            return self._scheduled(watch, self.stages)
         with watch.watching():
             loss = self._loss(self.work())
             value = float(loss.detach())  # sync: only in trouble
@@ -151,6 +158,22 @@ class _TracedRun:
             found = of_gradient(self.model, self.trained[largest], what)
         origin = found or of_buffers(self.model, self.sick) or Origin()
         return NaNTrace(origin=origin, loss=value, grad_norm=norm / self.scale)
+
+    def _scheduled(self, watch: ForwardWatch, stages: Stages) -> NaNTrace:
+        """Of the stages here; what came bad from another stage is for that one to explain."""
+        with watch.watching():
+            loss = stages.loss(self.work())
+        value = float(loss)  # sync: only in trouble
+        received = [s for s in watch.suspects if s.from_data and not s.receiver.startswith(FIRST_STAGE)]
+        watch.suspects = [s for s in watch.suspects if s not in received]
+        suspect = watch.first()
+        if received and suspect is None:
+            return NaNTrace(loss=value)
+        if suspect is not None or not math.isfinite(value):
+            return NaNTrace(origin=of_forward(self.model, watch, self.sick, self.batch, loss=loss), loss=value)
+        bad = [p for p in self.trained if p.grad is not None and badness(p.grad)]
+        found = of_gradient(self.model, bad[-1], "its gradient is not finite") if bad else None
+        return NaNTrace(origin=found or of_buffers(self.model, self.sick) or Origin(), loss=value)
 
     def _loss(self, made: Any) -> Tensor:
         loss = made if self.loss_of is None else self.loss_of(made)
@@ -220,6 +243,7 @@ def second_look(
     precision: Precision | None = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
+    stages: Stages | None = None,
 ) -> NaNTrace:
     """Run a step again under hooks; whatever the user's code raises becomes part of the answer.
 
@@ -244,7 +268,8 @@ def second_look(
         if rng is not None:
             rng.restore()
         try:
-            return trace_step(model, run, batch=batch, scale=scale, agree=None if agree is None else all_agree)
+            agreeing = None if agree is None else all_agree
+            return trace_step(model, run, batch=batch, scale=scale, agree=agreeing, stages=stages)
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer

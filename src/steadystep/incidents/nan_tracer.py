@@ -91,15 +91,17 @@ class NaNTracer:
 
     def _second_look(self, signals: Signals) -> NaNTrace:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
+        stages = self._ranks.stages
         with as_before(self._buffers):
             return second_look(
                 self._model,
-                work,
+                work if work is None or stages is None else self._ranks.together(work),
                 batch,
                 rng=rng,
                 precision=self._precision,
                 scale=signals.scale,
-                agree=self._ranks.all if self._ranks.sharded else None,
+                agree=self._ranks.all if self._ranks.sharded and stages is None else None,
+                stages=stages,
             )
 
     def _write(
@@ -162,6 +164,8 @@ def whose(ranks: Ranks, signals: Signals, found: NaNTrace, said: str) -> tuple[i
     every = ranks.texts(f"{_FINE if found.finite else _BAD}{said}")
     again = [rank for rank, text in enumerate(every) if text.startswith(_BAD)]
     both = [rank for rank in again if rank in signals.bad_ranks]
+    if ranks.stages is not None:  # the loss is that of the last stage; values go bad on the way to it, gradients back
+        both = [rank for rank in again if ", backward: " not in every[rank]] or again[-1:]
     rank = next(iter([*both, *signals.bad_ranks, *again]), 0)
     text = every[rank][1:]
     known = bool(again or signals.bad_ranks)

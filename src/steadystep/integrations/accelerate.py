@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise install_line("accelerate", "transformers", error) from error
 
-_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP through Accelerate", "MEGATRON_LM": "Megatron-LM", "XLA": "XLA"}
+_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP1 through Accelerate", "MEGATRON_LM": "Megatron-LM", "XLA": "XLA"}
 
 
 def watch(
@@ -55,7 +55,7 @@ def watch(
         UnsupportedError: DeepSpeed, FSDP through Accelerate, Megatron-LM or XLA applies the update itself.
     """
     kind = str(accelerator.distributed_type).rpartition(".")[2]
-    if kind in _ENGINES:
+    if kind in _ENGINES and not accelerator.is_fsdp2:
         raise UnsupportedError(
             f"{_ENGINES[kind]} takes the step itself, where a guard cannot intervene: prepare with "
             "DistributedDataParallel"

@@ -20,6 +20,8 @@ from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.integrations import ForwardPasses, StepCounts, install_line, without_sinks
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.records import Outcome
+from steadystep.rl.controls import Controls
+from steadystep.rl.vocabulary import canonical
 from steadystep.watching import Watcher
 
 try:
@@ -41,6 +43,7 @@ class StabilityCallback(TrainerCallback):
     Args:
         config: see `Guard`.
         run_dir: folder for the run log and incident bundles. Default: `output_dir/steadystep`.
+        controls: of a policy, for the trainers of TRL: rollouts to compare policies with, coefficients to raise.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class StabilityCallback(TrainerCallback):
         config: Config | Mapping[str, Any] | str | Path | None = None,
         *,
         run_dir: str | Path | None = None,
+        controls: Controls | None = None,
     ) -> None:
-        self.config = without_sinks(config)
+        self.config, self.controls = without_sinks(config), controls
         self.run_dir = None if run_dir is None else folder("run_dir", run_dir)
         self.watcher: Watcher | None = None
         """The watcher, while a training is running."""
@@ -79,8 +83,8 @@ class StabilityCallback(TrainerCallback):
         self._remove()
         model: nn.Module = made["model"]
         optimizer = made["optimizer"]
-        if args.deepspeed or args.fsdp:
-            engine = "DeepSpeed" if args.deepspeed else "FSDP through the Trainer"
+        if args.deepspeed or (args.fsdp and _fsdp_version(args) < 2):
+            engine = "DeepSpeed" if args.deepspeed else "FSDP1 through the Trainer"
             raise UnsupportedError(
                 f"StabilityCallback: {engine} takes the step itself, where a guard cannot intervene: remove it (the "
                 "Trainer then uses DistributedDataParallel under torchrun)"
@@ -94,6 +98,8 @@ class StabilityCallback(TrainerCallback):
             scaler=getattr(optimizer, "scaler", None),
             tell=self._told,
         )
+        if self.controls is not None:
+            self.watcher.guard.keep("policy", self.controls)
         if not args.torch_compile:  # a hook inside a compiled model would be compiled with it
             self._passes = ForwardPasses(model, self.watcher)
         saved = _checkpoint(args, state) / _STATE
@@ -128,6 +134,8 @@ class StabilityCallback(TrainerCallback):
     ) -> None:
         """Report the validation to the guard."""
         loss = (metrics or {}).get("eval_loss")
+        if self.watcher is not None and metrics and (held_out := _held_out(metrics)):
+            self.watcher.metrics(**held_out)
         if self.watcher is not None and isinstance(loss, float | int):
             self.watcher.guard.validate(float(loss))
 
@@ -157,9 +165,19 @@ class StabilityCallback(TrainerCallback):
 
 
 def _about_a_policy(logs: Mapping[str, Any]) -> dict[str, float]:
-    """What TRL's trainers log beside the loss: KL, entropy, reward, clip ratio. They go with the next step."""
-    numbers = {name: value for name, value in logs.items() if isinstance(value, float | int)}
-    return {name: float(value) for name, value in numbers.items() if words(name) & _POLICY}
+    """What TRL's trainers log beside the loss, by the vocabulary of `steadystep.rl`. It goes with the next step."""
+    numbers = {name: float(value) for name, value in logs.items() if isinstance(value, float | int)}
+    return {name: value for name, value in numbers.items() if canonical(name) is not None or words(name) & _POLICY}
+
+
+def _held_out(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The reward of an evaluation, as GRPO and RLOO log it; the reward margin of DPO."""
+    named = {name: float(value) for name, value in metrics.items() if isinstance(value, float | int)}
+    return {name: value for name, value in named.items() if canonical(name) == "held_out_reward"}
+
+
+def _fsdp_version(args: TrainingArguments) -> int:
+    return int((args.fsdp_plugin_args or {}).get("fsdp_version", 1))
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -13,9 +13,21 @@ from torch import Tensor, nn
 
 from steadystep._utils.modules import data_parallel_of
 from steadystep.errors import ConfigError, SteadystepError
-from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess, sections
+from steadystep.parallel.messages import sections
+from steadystep.parallel.single_process import AskRank, Ranks, Sections, SingleProcess
+from steadystep.parallel.stages import stages_of
 
-__all__ = ["Meeting", "Once", "Ranks", "SingleProcess", "Through", "ranks_of", "sections", "without_ddp"]
+__all__ = [
+    "Meeting",
+    "Once",
+    "Ranks",
+    "SingleProcess",
+    "Through",
+    "ranks_and_model",
+    "ranks_of",
+    "sections",
+    "without_ddp",
+]
 
 
 @final
@@ -51,6 +63,11 @@ def ranks_of(model: nn.Module) -> Ranks:
     """All ranks of the process group, if one with more than one rank was initialised; else none but this one."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return SingleProcess()
+    stages = stages_of(model)
+    if stages is not None:  # also on a single rank: its schedule runs backward by itself
+        from steadystep.parallel.process_group import ProcessGroup
+
+        return ProcessGroup(stages, None, None)
     wrapped = data_parallel_of(model)
     group = None if wrapped is None else wrapped.process_group
     if torch.distributed.get_world_size(group) == 1:
@@ -58,6 +75,12 @@ def ranks_of(model: nn.Module) -> Ranks:
     from steadystep.parallel.process_group import ProcessGroup  # why: who runs alone need not load it
 
     return ProcessGroup(without_ddp(model), wrapped, group)
+
+
+def ranks_and_model(model: nn.Module) -> tuple[Ranks, nn.Module]:
+    """The ranks, and what is trained on this one: the model itself, or its stages of a pipeline."""
+    ranks = ranks_of(model)
+    return ranks, without_ddp(model) if ranks.stages is None else ranks.stages
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

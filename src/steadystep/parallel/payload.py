@@ -74,6 +74,9 @@ class PayloadLayout:
     buffers: tuple[str, ...]
     micro_batches: int
     questions: int
+    pipelined: bool = False
+    """Ranks hold different parameters: each says which of them it has, and whether it has a loss."""
+    has_loss: bool = True
 
 
 @final
@@ -93,9 +96,16 @@ class Agreed:
     """All ranks hold a probe of the same shape: it can be added up next time."""
     damaged: bool
     """The optimizer's state or a kept object of some rank holds what no training comes to."""
+    has_loss: bool = True
+    """At least one rank knows the loss."""
 
     def check(self, *, rank: int, step: int) -> None:
         """Raise MisuseError when the ranks do not train one model together."""
+        if not self.has_loss:
+            raise MisuseError(
+                "no rank has the loss of this step: on the rank of the last stage call watcher.loss(loss), "
+                "torch.stack(losses).mean() after schedule.step(target=..., losses=losses), before optimizer.step()"
+            )
         if not self.in_step:
             raise MisuseError(
                 f"the ranks are out of sync: rank {rank} is at step {step} and another rank is not, or it received "
@@ -130,10 +140,11 @@ def encode(
         waiting: a probe that was taken here, of which only the shape is compared now.
         probe: one that all ranks are known to hold: its numbers are appended.
     """
-    numbers = [1.0, signals.loss, float(signals.repeatable)]
+    numbers = [1.0, signals.loss if form.has_loss else 0.0, float(signals.repeatable)]
     numbers += [float(signals.input_finite is False), float(signals.input_finite is True)]
     numbers += [float(bool(signals.state_peaks)), float(bool(damaged(signals)))]
-    numbers += mark((signals.step, len(signals.losses), len(signals.names), signals.refused_in_a_row))
+    count = 0 if form.pipelined else len(signals.names)
+    numbers += mark((signals.step, len(signals.losses), count, signals.refused_in_a_row))
     numbers += mark((signals.lr, signals.announced_lr, signals.scale, signals.scaled))
     numbers += mark_number(checksum)
     named = sorted(signals.metrics)[:METRICS]
@@ -142,9 +153,12 @@ def encode(
     numbers += [float(question) for question in questions]
     numbers += _bits(form, not math.isfinite(signals.loss) or signals.input_finite is False)
     losses = signals.losses[: form.micro_batches]
+    losses = losses if form.has_loss else (0.0,) * len(losses)
     numbers += [*losses, *[0.0] * (form.micro_batches - len(losses))]
     norms = dict(zip(signals.names, signals.norms, strict=True))
     numbers += [norms[name] * norms[name] / copies[name] if name in norms else 0.0 for name in form.names]
+    if form.pipelined:
+        numbers += [float(form.has_loss), *(float(name in norms) for name in form.names)]
     peaks = dict(zip(signals.buffers, signals.buffer_peaks, strict=True))
     for name in form.buffers:
         numbers += (float(name in peaks), float(name in signals.bad_buffers), _fourth_power(peaks.get(name, 0.0)))
@@ -161,10 +175,10 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]
     in_step, same_settings, same_weights, same_metrics, probe_fits = marks
     questions = tuple(question > 0.0 for question in islice(host, form.questions))
-    ranks = tuple(_ranks(islice(host, _words(size)), size))
-    losses = [total / size for total in islice(host, form.micro_batches)]
+    ranks, losses = tuple(_ranks(islice(host, _words(size)), size)), list(islice(host, form.micro_batches))
     squares = dict(zip(form.names, islice(host, len(form.names)), strict=True))
-    norms = tuple(math.sqrt(squares[name]) for name in signals.names)
+    known, names = _of_stages(form, host) if form.pipelined else (float(size), signals.names)
+    norms = {name: math.sqrt(squares[name]) for name in names}
     buffers = {name: tuple(islice(host, 3)) for name in form.buffers}
     peaks = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
     inputs = _inputs(next(host), [total / size for total in islice(host, len(_INPUTS))], size)
@@ -172,10 +186,10 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     return Agreed(
         signals=replace(
             signals,
-            loss=loss / size,
-            losses=tuple(losses[: len(signals.losses)]),
-            grad_norm=math.hypot(*norms),
-            norms=norms,
+            loss=loss / (known or math.nan),
+            losses=tuple(total / (known or math.nan) for total in losses[: len(signals.losses)]),
+            grad_norm=math.hypot(*norms.values()),
+            **_named("names", "norms", norms),
             bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
             **_named("buffers", "buffer_peaks", peaks),
             **_named("state", "state_peaks", {EVERYTHING: 0.0} if looked else {}),
@@ -193,12 +207,19 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
         same_weights=same_weights,
         probe_fits=probe_fits,
         damaged=spoilt > 0.0,
+        has_loss=known > 0.0,
     )
 
 
 def _named(names: str, numbers: str, known: Mapping[str, float]) -> dict[str, Any]:
     """Two fields of `Signals` that belong together: which tensors, and a number for each."""
     return {names: tuple(known), numbers: tuple(known.values())}
+
+
+def _of_stages(form: PayloadLayout, host: Iterator[float]) -> tuple[float, tuple[str, ...]]:
+    """How many ranks have a loss, and the parameters of which one has a gradient."""
+    known, held = next(host), islice(host, len(form.names))
+    return known, tuple(name for name, count in zip(form.names, held, strict=True) if count)
 
 
 def damaged(signals: Signals) -> dict[str, float]:

@@ -2,14 +2,15 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast, final
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import copies_in_mesh, is_sharded
+from steadystep.errors import UnsupportedError
 from steadystep.records import REPLICAS_EVERY
 
 if TYPE_CHECKING:
@@ -24,9 +25,11 @@ _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Replicas:
     """The weights of this rank, as a number. Sharded weights have no replica and are left out."""
 
-    def __init__(self, model: nn.Module, *, every: int = REPLICAS_EVERY) -> None:
+    def __init__(self, model: nn.Module, *, every: int = REPLICAS_EVERY, own: Container[int] = ()) -> None:
         self._model = model
         self._every = every
+        self._own = own
+        """Identities of parameters that have no replica."""
 
     def checksum(self, step: int) -> int:
         """Of all weights at steps where replicas are compared, 0 at others. One pass over the weights."""
@@ -37,7 +40,8 @@ class Replicas:
     @torch.no_grad()
     def each(self) -> tuple[list[str], list[int]]:
         """Names and checksums, one by one."""
-        named = {name: p for name, p in self._model.named_parameters() if not is_sharded([p])}
+        held = self._model.named_parameters()
+        named = {name: p for name, p in held if not is_sharded([p]) and id(p) not in self._own}
         sums = [_bits_added(parameter) for parameter in named.values()]
         together = torch.stack([total.to(sums[0].device) for total in sums]) if sums else torch.empty(0)
         return list(named), together.tolist()  # sync: at a cadence
@@ -69,10 +73,17 @@ def healthy_rank(every: Sequence[Sequence[int]]) -> int | None:
 
 
 @torch.no_grad()
-def broadcast(model: nn.Module, optimizer: Optimizer, send: Callable[[Tensor], None], device: torch.device) -> None:
-    """Send every weight that has copies, and its moments; buffers are each rank's own."""
-    held = {id(p): p for p in model.parameters()}
-    held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+def broadcast(
+    model: nn.Module,
+    optimizer: Optimizer,
+    send: Callable[[Tensor], None],
+    device: torch.device,
+    *,
+    own: Container[int] = (),
+) -> None:
+    """Send every weight that has copies, and its moments; buffers, and what is in `own`, are each rank's own."""
+    held = {id(p): p for p in model.parameters() if id(p) not in own}
+    held |= {id(p): p for group in optimizer.param_groups for p in group["params"] if id(p) not in own}
     for parameter in held.values():
         slots = optimizer.state.get(parameter, {})
         moments = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
@@ -92,13 +103,23 @@ def _bits_added(tensor: Tensor) -> Tensor:
     return whole.sum(dtype=torch.int64).remainder(_PRIME)
 
 
-def copies_of_all(parameters: Sequence[Tensor], size: int, summed: Callable[[list[float]], list[float]]) -> list[float]:
-    """How many of `size` ranks hold the same part of each; asks the others where a mesh is smaller than the world."""
+def copies_of_all(
+    parameters: Sequence[Tensor],
+    size: int,
+    summed: Callable[[list[float]], list[float]],
+    *,
+    own: Container[int] = (),
+) -> list[float]:
+    """How many of `size` ranks hold the same part of each; asks the others where a mesh is smaller than the world.
+
+    Of those whose identity is in `own` each rank has another.
+    """
     if all(mesh_size(parameter) in (1, size) for parameter in parameters):
         holders = [float(size)] * len(parameters)
     else:
         holders = summed([float(is_here(parameter)) for parameter in parameters])
-    return [copies(parameter, holders=count) for parameter, count in zip(parameters, holders, strict=True)]
+    counted = zip(parameters, holders, strict=True)
+    return [1.0 if id(parameter) in own else copies(parameter, holders=count) for parameter, count in counted]
 
 
 def mesh_size(parameter: Tensor) -> int:
@@ -130,3 +151,14 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
+
+
+def refuse_join(wrapped: Any) -> None:
+    """Raise inside DDP's join(): a rank without batches answers DDP's messages there, and would not answer ours."""
+    config = getattr(wrapped, "_join_config", None)
+    if config is not None and config.enable:
+        raise UnsupportedError(
+            "DistributedDataParallel.join() lets ranks continue after others ran out of batches, and then they "
+            "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
+            "shortest, or drop_last"
+        )

@@ -1,107 +1,19 @@
 """What the guard asks of the other ranks, and the null object for a run that has none."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from steadystep._utils.text import plain_name
-from steadystep.config import Config
-from steadystep.version import __version__
+from steadystep.parallel.stages import Stages
 
 if TYPE_CHECKING:
     from steadystep.signals.gradients import GradientView
 
 Sections = Mapping[str, Mapping[str, str]]
-SECTIONS = ("versions", "settings", "parameters", "buffers", "optimizer", "detectors")
-
-# What only the first rank makes use of, or what each has of its own.
-_OWN = (
-    "monitoring.sinks",
-    "monitoring.sink_frequency",
-    "monitoring.log_frequency",
-    "recovery.snapshot_memory_gb",
-    "recovery.incident_batch_mb",
-)
-_SHOWN = 3
-
-
-def sections(config: Config, model: nn.Module, optimizer: Optimizer, detectors: Sequence[Any] = ()) -> Sections:
-    """Everything that has to be the same on every rank."""
-    return {
-        "versions": {"steadystep": __version__, "torch": torch.__version__.partition("+")[0]},
-        "settings": _flat(config.model_dump(mode="json")),
-        "parameters": {plain_name(name): _form(p) for name, p in model.named_parameters()},
-        "buffers": {plain_name(name): _form(b) for name, b in model.named_buffers()},
-        "optimizer": _options(optimizer),
-        "detectors": {str(number): str(getattr(d, "name", d)) for number, d in enumerate(detectors)},
-    }
-
-
-def checksum(section: Mapping[str, str]) -> int:
-    """A number for it, of 52 bits: exact as a float."""
-    text = json.dumps(section, sort_keys=True).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 12
-
-
-def difference(section: str, every: Sequence[Mapping[str, str]]) -> str:
-    """What differs in it, in words; the first few.
-
-    >>> difference("settings", [{"mode": "'observe'"}, {"mode": "'careful'"}, {"mode": "'careful'"}])
-    "settings: mode is 'observe' on rank 0 and 'careful' on ranks 1, 2"
-    """
-    names = list(dict.fromkeys(name for each in every for name in each))
-    odd = [name for name in names if len({each.get(name) for each in every}) > 1]
-    said = [_values(name, [each.get(name, "missing") for each in every]) for name in odd[:_SHOWN]]
-    more = f"; and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
-    return f"{section}: {'; '.join(said)}{more}"
-
-
-def _values(name: str, values: Sequence[str]) -> str:
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return f"{name} is " + " and ".join(f"{value} on {_who(found)}" for value, found in ranks.items())
-
-
-def _who(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and not prefix:
-            found |= _flat(value, f"{key}.")
-        elif prefix + key not in _OWN:
-            found[prefix + key] = repr(value)
-    return found
-
-
-def _form(tensor: Tensor) -> str:
-    if nn.parameter.is_lazy(tensor):
-        return "not initialized yet"
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _options(optimizer: Optimizer) -> dict[str, str]:
-    found = {"kind": type(optimizer).__name__}
-    for place, group in enumerate(optimizer.param_groups):
-        found[f"group {place} parameters"] = str(len(group["params"]))
-        for key, value in group.items():
-            if isinstance(value, bool | int | float | tuple | str) or value is None:
-                found[f"group {place} {key}"] = repr(value)
-            elif isinstance(value, Tensor) and value.numel() == 1:
-                found[f"group {place} {key}"] = repr(float(value))  # sync: once, when a guard is made
-    return found
-
 
 AskRank = Callable[[], bool]
 RankAction = Callable[[], None]
@@ -127,6 +39,11 @@ class Ranks(Protocol):
     @property
     def sharded(self) -> bool:
         """Parameters are spread over the ranks: a forward pass needs all of them."""
+        ...
+
+    @property
+    def stages(self) -> Stages | None:
+        """Those of a pipeline that run here; None without one."""
         ...
 
     @property
@@ -165,7 +82,11 @@ class Ranks(Protocol):
         """Each averaged over the ranks."""
         ...
 
-    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+    def mean_loss(self, losses: Sequence[float]) -> list[float]:
+        """Each averaged over the ranks that have a loss; the others give 0, or infinity to refuse it."""
+        ...
+
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
         """Norms over all ranks of parameters, from those of the parts here; none where a rank could not measure."""
         ...
 
@@ -220,6 +141,7 @@ class SingleProcess:
     """One process: it agrees with itself, at no cost."""
 
     rank, size, sharded, agreements = 0, 1, False, 0
+    stages: Stages | None = None
 
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""
@@ -248,9 +170,13 @@ class SingleProcess:
         """As they are."""
         return list(numbers)
 
-    def norms(self, names: Sequence[str], norms: Sequence[float]) -> list[float]:
+    def mean_loss(self, losses: Sequence[float]) -> list[float]:
         """As they are."""
-        return list(norms)
+        return list(losses)
+
+    def norms(self, names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
+        """As they are."""
+        return dict(zip(names, norms, strict=True))
 
     def least(self, number: float) -> float:
         """As it is."""

@@ -1,13 +1,14 @@
 """How much trouble is too much."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from steadystep._utils.text import state_of
 from steadystep.errors import TrainingHalted
 from steadystep.policy.trusted_snapshots import Episode
-from steadystep.records import Action, Damage, Diagnosis, Outcome, Quarantined
+from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Outcome, Plan, Quarantined, Signals
 
 _SKIP_WINDOW = 200  # attempts
 _ROLLBACK_WINDOW = 1000  # attempts
@@ -148,6 +149,8 @@ class Limits:
     """False: the loop will give the same batches again, so random numbers are rolled back too."""
     replays: bool = False
     """After a rollback, remembered batches are replayed."""
+    coefficients: tuple[str, ...] = ()
+    """Those of a policy's loss that may be raised."""
 
 
 @final
@@ -192,3 +195,39 @@ class EarlyStopping:
         """Continue from `state`."""
         self.best = math.inf if state["best"] is None else float(state["best"])
         self.since_best = int(state["since_best"])
+
+
+_POLICY_CUT = 0.3  # of a learning rate that took a policy where it earns less
+
+# The coefficient that counters each sign of a policy, the first that may be raised.
+_COEFFICIENTS: dict[str, tuple[str, ...]] = {
+    DetectorName.ENTROPY_COLLAPSE: ("entropy_coef", "kl_coef"),
+    DetectorName.KL_BLOW_UP: ("kl_coef",),
+    DetectorName.RATIO_EXPLOSION: ("kl_coef",),
+    DetectorName.REWARD_HACKING: ("kl_coef",),
+    DetectorName.REWARD_COLLAPSE: ("kl_coef", "entropy_coef"),
+}
+
+
+def coefficient_for(diagnosis: Diagnosis, coefficients: Sequence[str]) -> str:
+    """The coefficient to raise about a warning; none for notes."""
+    wanted = [name for f in diagnosis.findings if f.severity != "info" for name in _COEFFICIENTS.get(f.detector, ())]
+    return next((name for name in wanted if name in coefficients), "")
+
+
+def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:
+    """Back to the policy that earned more, with smaller steps; the last rollback of a window is kept for later."""
+    tried = signals.counterfactual
+    assert tried is not None
+    raised = coefficient_for(diagnosis, limits.coefficients)
+    more: tuple[ActionName, ...] = (Action.RAISE_COEFFICIENT,) if raised else ()
+    if not limits.rolls_back or budget.rollbacks_left(signals.step) < 2:
+        return Plan(actions=more, reason=diagnosis.cause, raises=raised) if more else Plan()
+    again = budget.last_target(signals.step) is not None
+    lr = max(_POLICY_CUT * _POLICY_CUT if again else _POLICY_CUT, limits.lr_floor_mult) * signals.lr
+    cut = signals.lr > 0.0 and limits.lr_mult < 1.0
+    actions = (Action.ROLLBACK,) + ((Action.CUT_LR,) if cut else ()) + more
+    actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
+    hold = limits.early_hold if cut else None
+    lr_limit = lr if cut else None
+    return Plan(actions=actions, reason=diagnosis.cause, to=tried.step, lr=lr_limit, hold=hold, raises=raised)

@@ -18,6 +18,8 @@ _LONGEST_STEPS = 300  # and so do a first and a last one this far apart: bad bat
 _CALM_STEPS = 10
 
 
+_CREEPING = (DetectorName.SLOW_DIVERGENCE, DetectorName.NOT_HEALING, DetectorName.REWARD_COLLAPSE)
+"""They say since when; a state from before is worth keeping."""
 _AT_ONCE = (DetectorName.NON_FINITE, DetectorName.DAMAGED_STATE)  # they foretell nothing: this is it
 
 
@@ -35,7 +37,7 @@ class Episode:
     def note(self, findings: tuple[Finding, ...]) -> None:
         """Take in what was found at one step; a sign is what asks for action."""
         for finding in findings:
-            if finding.detector in (DetectorName.SLOW_DIVERGENCE, DetectorName.NOT_HEALING):
+            if finding.detector in _CREEPING:
                 self._suspected, self._suspected_at = finding.since, finding.step
             if finding.severity != "info" and finding.detector not in _AT_ONCE and math.isfinite(finding.value):
                 self._foretold_at = finding.step

@@ -97,6 +97,8 @@ class Plan(Record):
     """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
     """With "replay": replay all updates or none."""
+    raises: str = ""
+    """With "raise-coefficient": its name in `steadystep.rl.Controls`."""
 
     @property
     def proceeds(self) -> bool:
@@ -212,11 +214,8 @@ class Outcome(Record):
         if self.pending:
             return html_card(f"step {self.step}", [("", "micro-batch of an open group")])
         found = self.diagnosis.cause if self.diagnosis.findings else ""
-        rows = [
-            ("loss", f"{self.loss:.6g}"),
-            ("update", "applied" if self.stepped else "not applied"),
-            ("cause", found),
-        ]
+        update = "applied" if self.stepped else "not applied"
+        rows = [("loss", f"{self.loss:.6g}"), ("update", update), ("cause", found)]
         rows += [("evidence", self.diagnosis.evidence), ("actions", ", ".join(self.plan.actions))]
         rows += [("origin", self.origin), ("bundle", self.incident), ("try", self.diagnosis.advice)]
         return html_card(f"step {self.step}", rows, tone="bad" if found else "good")

@@ -50,6 +50,14 @@ class BatchPartStats(Record):
     """How many different values there are, where all are whole numbers from 0 to 1,022; else 0."""
     repeated: bool = False
     """Whether every batch held the same values, in tensors of their own."""
+    counted: int = 0
+    """Rows of the first batches that were compared with each other."""
+    distinct: int = 0
+    """How many different rows there were among these."""
+    marginal: float = math.nan
+    """Entropy in nats of the mean row, where rows are shares that add up to 1; else NaN."""
+    conditional: float = math.nan
+    """Mean entropy in nats of a row, where rows are such shares; else NaN."""
 
 
 @final
@@ -122,6 +130,14 @@ class OutputStats(Record):
     """Loss functions that were called."""
     unheld: tuple[str, ...] | None = None
     """Parameters of the model that the loss depends on and that no optimizer holds; None where it is unknown."""
+    faintest: float = math.nan
+    """The smallest spread of any further output of the model, as a share of its size; NaN where there is none."""
+    sharpest: float = math.nan
+    """Mean largest share of the sharpest softmax inside of the model; NaN where there is none."""
+    policy: bool = False
+    """Whether log-probabilities of chosen actions were picked out of a softmax, without a loss function of torch."""
+    severed: tuple[str, ...] = ()
+    """Parameters in an optimizer that the forward pass computes with and that the loss does not depend on."""
     unlinked: tuple[str, ...] = ()
     """Parameters in an optimizer that were computed with under `no_grad` only."""
     ahead: str = ""

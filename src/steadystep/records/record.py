@@ -58,6 +58,7 @@ ActionName = Literal[
     "hold-lr",
     "skip-batches",
     "rewarm",
+    "raise-coefficient",
     "stop",
 ]
 """Names of the actions that a plan may contain; `Action` describes them."""
@@ -92,6 +93,8 @@ class Action:
     """Continue with the loop's next batches; without it the loop gives the same ones again."""
     REWARM: Final[ActionName] = "rewarm"
     """Raise the learning rate from a tenth to its value over `recovery.rewarm_steps` updates."""
+    RAISE_COEFFICIENT: Final[ActionName] = "raise-coefficient"
+    """Raise the coefficient `Plan.raises` of the policy's loss, through `steadystep.rl.Controls`."""
     STOP: Final[ActionName] = "stop"
     """Stop the run with `TrainingHalted`."""
 
@@ -105,6 +108,7 @@ class DetectorName:
     CONSTANT_PREDICTION: Final = "constant-prediction"
     BIT_FLIP: Final = "bit-flip"
     DAMAGED_STATE: Final = "damaged-state"
+    DEAD_GROUPS: Final = "dead-groups"
     DEAD_UNITS: Final = "dead-units"
     EARLY_DIVERGENCE: Final = "early-divergence"
     EMBEDDING_GROWTH: Final = "embedding-growth"
@@ -128,6 +132,10 @@ class DetectorName:
     ODD_REPLICA: Final = "odd-replica"
     OSCILLATION: Final = "oscillation"
     POISONED_MOMENTS: Final = "poisoned-moments"
+    POLICY_MISMATCH: Final = "policy-mismatch"
+    RATIO_EXPLOSION: Final = "ratio-explosion"
+    REWARD_COLLAPSE: Final = "reward-collapse"
+    REWARD_HACKING: Final = "reward-hacking"
     RMS_SURPRISE: Final = "rms-surprise"
     SAME_BATCH: Final = "same-batch"
     SATURATED_UNITS: Final = "saturated-units"
@@ -135,6 +143,7 @@ class DetectorName:
     SLOW_DIVERGENCE: Final = "slow-divergence"
     SUSPICIOUS_PERFECTION: Final = "suspicious-perfection"
     UPDATE_RATIO: Final = "update-ratio"
+    VALUE_DIVERGENCE: Final = "value-divergence"
     VANISHING_GRADIENT: Final = "vanishing-gradient"
     WEIGHT_JUMP: Final = "weight-jump"
     WORSE_THAN_BEST: Final = "worse-than-best"

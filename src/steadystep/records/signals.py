@@ -98,6 +98,8 @@ class BitFlip(Record):
     """Whether it was put back."""
     used: bool = True
     """Whether the gradients of this step were computed with it."""
+    rank: int | None = None
+    """The rank that holds it, in a distributed run."""
 
 
 @final
@@ -143,6 +145,8 @@ class Counterfactual(Record):
     """Learning rate at that step."""
     batches: int = 1
     """Number of batches that the two losses are means of."""
+    rollouts: bool = False
+    """Whether these are rollouts of a policy: each loss is the negative of what they earned."""
 
 
 @final

@@ -15,6 +15,7 @@ from steadystep.runs.drift import drift, held_out, oscillation
 from steadystep.runs.hypothetical import hypothetical_run
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
+from steadystep.runs.policy import policy
 from steadystep.runs.reading import (
     FEWEST_EPOCHS,
     FEWEST_POINTS,
@@ -45,11 +46,12 @@ _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
     oscillation,
     plateau,
     norms,
+    policy,
     restarts,
 )
-_ALWAYS = (non_finite, restarts)
-_FEW = (non_finite, perfection, from_the_start, held_out, restarts)
-_ANY_OBJECTIVE = (non_finite, norms, restarts)
+_ALWAYS = (non_finite, policy, restarts)
+_FEW = (non_finite, perfection, from_the_start, held_out, policy, restarts)
+_ANY_OBJECTIVE = (non_finite, norms, policy, restarts)
 _ABOUT_THE_START = (from_the_start, learning)
 _ENDS_HIGH = {"divergence", "spike-unhealed", "non-finite", "learning-rate-too-high"}
 # What the first one explains needs not be said again.

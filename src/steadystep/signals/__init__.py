@@ -1,13 +1,16 @@
 """MEASURE: tensors become numbers here, in one pass and one transfer per optimizer step."""
 
-from collections.abc import Container
+import math
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, bfloat16, float16, nn
 from torch.optim import Optimizer
 
 from steadystep._utils import lazy_names
 from steadystep._utils.text import plain_name
+from steadystep._utils.tree import tensors_in
 from steadystep.records import Structure
 
 if TYPE_CHECKING:
@@ -53,6 +56,9 @@ __getattr__ = lazy_names(
 )
 
 
+MOST = 1 << 20
+"""Elements of an output that are measured."""
+UNKNOWN = torch.full((), math.nan)
 _DECOUPLED = ("AdamW", "NAdamW", "Lion", "Adan", "Sophia", "Muon")
 _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
@@ -92,7 +98,8 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         coarse=sum(p.dtype is bfloat16 for _, p in trained),
         norms=sum(isinstance(module, _MODES[0]) and module.training for module in model.modules()),
         modes=sum(_has_modes(module) for module in model.modules()),
-        fan_ins=tuple(p[0].numel() if id(p) in layers and len(p) else 0 for _, p in trained),
+        # why from the shape: to index a DTensor is a collective, and a rank may ask alone
+        fan_ins=tuple(math.prod(p.shape[1:]) if id(p) in layers and len(p) else 0 for _, p in trained),
         table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
         last_frozen=bool(named) and not named[-1][1].requires_grad,
         momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
@@ -149,15 +156,22 @@ def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tup
     return ()
 
 
-def left_out(loss: Tensor, model: nn.Module, held: Container[int]) -> dict[str, tuple[str, ...]]:
-    """Fields of `OutputStats`: parameters that the loss depends on and that no optimizer holds."""
-    return {"untrained": untrained_heads(loss, model, held), "unheld": unheld_leaves(loss, model, held)}
+def left_out(loss: Tensor, model: nn.Module, held: Container[int], used: Container[int]) -> dict[str, tuple[str, ...]]:
+    """Fields of `OutputStats`: parameters that the loss depends on and no optimizer holds, and the other way round."""
+    named = {id(p): plain_name(name) for name, p in model.named_parameters()}
+    leaves = graph_leaves(loss)
+    return {
+        "untrained": untrained_heads(loss, model, held),
+        "unheld": tuple(name for key, name in named.items() if key in (leaves or ()) and key not in held),
+        "severed": tuple(
+            name for key, name in named.items() if leaves and key in held and key in used and key not in leaves
+        ),
+    }
 
 
-def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
-    """Parameters of the model that the loss depends on and that no optimizer holds."""
-    named = {id(p): plain_name(name) for name, p in model.named_parameters() if id(p) not in held}
-    waiting: list[Any] = [loss.grad_fn] if named and loss.grad_fn is not None else []
+def graph_leaves(loss: Tensor) -> set[int] | None:
+    """What the loss depends on; None where the graph is too large to search."""
+    waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
     seen, found = set(waiting), set()
     while waiting and len(seen) < _MOST_NODES:
         node = waiting.pop()
@@ -165,7 +179,7 @@ def unheld_leaves(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple
         new = [below for below, _ in node.next_functions if below is not None and below not in seen]
         seen.update(new)
         waiting += new
-    return tuple(name for key, name in named.items() if key in found)
+    return None if waiting else found
 
 
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
@@ -194,5 +208,33 @@ def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
     inputs, targets = batch[0][1], batch[-1][1]
     rows = len(inputs)
     one_label_each = targets.dim() == 1 and len(targets) == rows
-    as_given = inputs.dim() > 1 and tuple(given.shape[:2]) == tuple(inputs.shape[:2])
-    return one_label_each and as_given and given.shape[1] != rows
+    return one_label_each and inputs.dim() > 1 and given.shape[0] == rows != given.shape[1]
+
+
+def main_tensor(output: Any) -> Tensor | None:
+    """The logits by their name, else the first tensor of real numbers."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    for _, tensor in tensors_in(output, most_parts=64):
+        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            return tensor
+    return None
+
+
+def faintest(everything: Any, main: Tensor) -> Tensor:
+    """How little the samples differ in any further output that has a row for each, as a share of its size."""
+    others = [
+        t.detach().float()
+        for _, t in tensors_in(everything, most_parts=8)
+        if t is not main and t.is_floating_point() and t.dim() > 1 and len(t) == len(main) > 1 and t.numel() <= MOST
+    ]
+    shares = [spread_of(t) / t.square().mean().sqrt().clamp(min=1e-30) for t in others]
+    return torch.stack(shares).amin() if shares else UNKNOWN
+
+
+def spread_of(values: Tensor | None) -> Tensor:
+    """How far the samples of a batch are apart; NaN for fewer than two."""
+    if values is None or len(values) < 2 or values.is_complex():
+        return torch.full((), math.nan)
+    rows = values[: max(2, MOST // max(1, values[0].numel()))]
+    return rows.float().var(0, correction=0).mean().sqrt()

@@ -20,9 +20,8 @@ _MOST = 1 << 16  # elements of one tensor that are measured
 _MOST_FEATURES = 1 << 12  # of a row whose values are counted
 _BINS = 1024
 _IGNORED = -100
-_NUMBERS = 15
-_COPY = 0.9999  # correlation over a batch
-_MOST_COPIES = 1 << 12  # features that are compared with the target
+_NUMBERS = 19
+_MOST_ROWS = 1 << 12  # that are compared with each other
 
 
 def batch_tensors(batch: Any) -> list[tuple[str, Tensor]]:
@@ -53,6 +52,8 @@ class PartStats:
         self._held: Tensor | None = None
         self._print: Tensor | None = None
         self._fresh = True
+        self._marks: list[Tensor] = []
+        self._marked = 0
 
     @torch.no_grad()
     def add(self, tensor: Tensor) -> None:
@@ -62,6 +63,7 @@ class PartStats:
         rows = rows.reshape(-1, 1) if self.flat else rows.reshape(len(rows), -1)
         values = rows.to(torch.promote_types(rows.dtype, torch.float32) if rows.is_floating_point() else torch.float32)
         self._compare(tensor, values)
+        self._mark(values)
         variance, mean = torch.var_mean(values, 0, correction=0)
         skipped = values == _IGNORED if self.whole else torch.zeros_like(values, dtype=torch.bool)
         low = torch.where(skipped, math.inf, values).amin()
@@ -71,12 +73,13 @@ class PartStats:
         apart = (values - values.median(0).values).abs()
         bent = torch.where(apart < 1.0, 0.5 * apart.square(), apart - 0.5).mean()
         new = [mean, variance * len(values), low, high, ignored, entropy, odd, variance.mean(), apart.mean(), bent]
+        new.append(_row_entropy(values))
         self._state = new if not self._state else self._merged(new, len(values))
         self._count += len(values)
         self._batches += 1
 
     def _merged(self, new: list[Tensor], count: int) -> list[Tensor]:
-        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent, rows = self._state
         total = self._count + count
         gap = new[0] - mean
         return [
@@ -90,6 +93,7 @@ class PartStats:
             within + new[7],
             apart + new[8],
             bent + new[9],
+            rows + new[10],
         ]
 
     def _counted(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,10 +124,22 @@ class PartStats:
         else:
             self._print[1] *= (mark == self._print[0]).to(mark.dtype)
 
+    def _mark(self, values: Tensor) -> None:
+        """Remember each row of the first batches by one number."""
+        if self._batches >= FIRST or self._marked + len(values) > _MOST_ROWS:
+            return
+        places = torch.arange(1, values.shape[1] + 1, device=values.device, dtype=values.dtype)
+        self._marks.append((values * places.sqrt().cos()).sum(1) if values.shape[1] > 1 else values.flatten())
+        self._marked += len(values)
+
+    def _distinct(self) -> Tensor:
+        marks = torch.cat(self._marks).sort().values  # why not unique: it would wait for the device
+        return (marks[1:] != marks[:-1]).sum() + 1
+
     @torch.no_grad()
     def pending(self) -> Tensor:
         """All numbers of this part, flat."""
-        mean, squares, low, high, ignored, entropy, odd, within, apart, bent = self._state
+        mean, squares, low, high, ignored, entropy, odd, within, apart, bent, rows = self._state
         assert self._print is not None
         variance = squares / self._count
         overall = mean.mean()
@@ -132,30 +148,15 @@ class PartStats:
         scale = 1.0 / self._batches
         numbers = [overall, total, low, high, ignored * scale, entropy * scale, odd, within * scale]
         kinds = mean.new_zeros(()) if self._histogram is None else (self._histogram > 0).sum().to(mean.dtype)
-        return torch.stack(
-            [*numbers, variance.mean(), pooled, self._print[1], apart * scale, bent * scale, kinds, _binary(mean)]
-        )
+        more = [variance.mean(), pooled, self._print[1], apart * scale, bent * scale, kinds, _binary(mean)]
+        different = self._distinct().to(mean.dtype) if self._marks else mean.new_zeros(())
+        more += [mean.new_tensor(self._marked), different, torch.special.entr(mean.clamp(0.0, 1.0)).sum(), rows * scale]
+        return torch.stack([*numbers, *more])
 
     def read(self, host: Iterator[float]) -> BatchPartStats:
         """The record, from the numbers of `pending`."""
-        numbers = tuple(islice(host, _NUMBERS))
-        (
-            mean,
-            total,
-            low,
-            high,
-            ignored,
-            within_entropy,
-            odd,
-            within,
-            variance,
-            pooled,
-            same,
-            apart,
-            bent,
-            kinds,
-            binary,
-        ) = numbers
+        mean, total, low, high, ignored, within_entropy, odd, within, variance, *rest = islice(host, _NUMBERS)
+        pooled, same, apart, bent, kinds, binary, counted, distinct, marginal, conditional = rest
         return BatchPartStats(
             name=self.name,
             whole=self.whole,
@@ -175,51 +176,11 @@ class PartStats:
             values=0 if odd else int(kinds),
             binary=binary,
             repeated=bool(same) and self._fresh and self._batches > 1,
+            counted=int(counted),
+            distinct=int(distinct),
+            marginal=math.nan if math.isnan(conditional) else marginal,
+            conditional=conditional,
         )
-
-
-@final
-class Copies:
-    """Whether a feature of what the model is given is what it should predict; of labels, up to a factor and an offset.
-
-    Of a sequence only the last position counts: to recall an earlier one is a task.
-    """
-
-    def __init__(self) -> None:
-        self._least: Tensor | None = None
-        self._seen = 0
-
-    @torch.no_grad()
-    def add(self, given: Tensor, target: Tensor) -> None:
-        """One more batch."""
-        sequence = given.dim() == 3
-        given = given[:, -1] if sequence else given
-        if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
-            return
-        rows, wanted = given.float(), target.reshape(len(target), -1).float()
-        if wanted.shape[1] != 1 or not (1 if sequence else 2) <= rows.shape[1] <= _MOST_COPIES:
-            return
-        # why equal: a noise-free toy may be a multiple of one feature; a label that is one is no accident
-        equal = ((rows - wanted).abs().amax(0) <= 1e-6 * wanted.abs().amax()).float() * (wanted.std() > 0.0)
-        labels = (wanted == wanted.round()).all()
-        rows, wanted = rows - rows.mean(0), wanted - wanted.mean(0)
-        sizes = rows.square().sum(0) * wanted.square().sum(0)
-        found = torch.where(labels, (rows * wanted).sum(0).abs() * sizes.clamp(min=1e-30).rsqrt(), equal)
-        if self._least is None or self._least.shape == found.shape:
-            self._least = found if self._least is None else torch.minimum(found, self._least)
-            self._seen += 1
-
-    def pending(self, home: torch.device) -> Tensor:
-        """The correlation of the feature that goes best with the target in every batch, and its place."""
-        if self._least is None or self._seen < 3:
-            return torch.zeros(2, device=home)
-        best = self._least.max(0)
-        return torch.stack((best.values, best.indices.to(best.values.dtype))).float().to(home)
-
-    @staticmethod
-    def read(correlation: float, place: float) -> str:
-        """In words; empty where there is none."""
-        return f"feature {place:.0f} of the input" if correlation >= _COPY else ""
 
 
 @final
@@ -287,6 +248,15 @@ def _binary(means: Tensor) -> Tensor:
     shares = means.clamp(0.0, 1.0)
     entropy: Tensor = (torch.special.entr(shares) + torch.special.entr(1.0 - shares)).mean()
     return entropy
+
+
+def _row_entropy(values: Tensor) -> Tensor:
+    """Mean entropy of the rows; NaN where they are not shares that add up to 1."""
+    if values.shape[1] < 2:
+        return values.new_full((), math.nan)
+    shares = ((values >= 0.0).all(1) & ((values.sum(1) - 1.0).abs() < 1e-3)).all()
+    entropy: Tensor = torch.special.entr(values.clamp(0.0, 1.0)).sum(1).mean()
+    return torch.where(shares, entropy, math.nan)
 
 
 def _entropy(counts: Tensor) -> Tensor:

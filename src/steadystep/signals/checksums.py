@@ -1,165 +1,114 @@
 """Every bit of weights, optimizer state and buffers, from one update to the next.
 
-Nothing but the user may change them in between. Memory is added up as 64-bit words, by rows and by columns of a
-rectangle: any one word that has changed since shows as one row and one column that are off by the same amount, which
+Nothing but the user may change them in between. Memory is added up as 64-bit words, by rows and by columns of
+rectangles: any one word that has changed since shows as one row and one column that are off by the same amount, which
 names the word and gives back what it was. Small tensors are copied instead, all of them with one launch. So a flipped
 bit is found, named and repaired without a snapshot and without running anything again.
+
+Cost: state is read from memory once after an update and once before the next. A rectangle fits into a core's cache, so
+that its columns are added up there; results have their memory from the beginning; tensors are looked up by identity.
+They are read in the reverse order of the update: what it wrote last is still in the cache, and what it reads first is
+there again.
 
 What the program writes itself is told apart: an operation of torch moves the version counter of its tensor, and what
 goes around it (`.data`, numpy, another process) changes more than the few bits that a fault in memory changes.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, final
+import operator
+from collections.abc import Callable, Sequence
+from typing import Literal, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_dense, is_writable, local_part
+from steadystep._utils.tensors import is_dense, is_sharded, is_writable, local_part
 from steadystep._utils.text import plain_name
 from steadystep.records import BitFlip
+from steadystep.signals.raw_memory import WIDTH, Integers, MemoryChange, RawMemory
 
 Checks = Literal["off", "sampled", "full"]
-Integers = NDArray[np.integer[Any]]
 
 SAMPLED_EVERY, _SAMPLED_AT = 16, 5  # steps; each time the other half of the tensors
-_SMALL = 1 << 15  # bytes: below, a copy costs no more than two sums
-_MOST_BITS = 4  # in one tensor: memory that fails changes a few, code that writes changes many
-_MOST_WORDS = 2
 _NAMED_EVERY = 64  # times: to ask a model for its parameters takes as long as to add them up
 _EDITS = 3  # times, after which a tensor is known to be written by the program
 
 
 @final
-class _Memory:
-    """One tensor as raw memory: a rectangle of words, and bytes that do not fill one."""
-
-    __slots__ = ("name", "pointer", "rest", "tensor", "version", "words")
-
-    def __init__(self, name: str, tensor: Tensor) -> None:
-        self.name, self.tensor = name, tensor
-        self.pointer, self.version = tensor.data_ptr(), tensor._version
-        flat = _flat(tensor)
-        size = flat.element_size()
-        aligned = flat.nbytes > _SMALL and not flat.storage_offset() * size % 8
-        count = flat.nbytes // 8 if aligned else 0
-        width = 1 << (count.bit_length() // 2)
-        whole = count // width * width * 8 // size
-        self.words = flat[:whole].view(torch.int64).view(-1, width) if count else None
-        self.rest = flat[whole:].view(torch.uint8)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Still the same memory."""
-        return tensor is self.tensor and tensor.data_ptr() == self.pointer
-
-    @property
-    def edited(self) -> bool:
-        """An operation of torch has written it since, or put other memory in its place."""
-        return self.tensor._version != self.version or self.tensor.data_ptr() != self.pointer
-
-
-@final
-class _Change:
-    """What has changed in one tensor, byte by byte: what each was."""
-
-    def __init__(self) -> None:
-        self.old: dict[int, int] = {}
-        self.now: dict[int, int] = {}
-        self.located = True
-        """All of it is known."""
-        self.wide = False
-        """Far more has changed than a fault in memory changes."""
-
-    def add_rest(self, memory: _Memory, old: Integers, now: Integers) -> None:
-        """Compare the copied bytes."""
-        at = np.flatnonzero(old != now)
-        self.wide = self.wide or len(at) > _MOST_BITS
-        first = 0 if memory.words is None else memory.words.nbytes
-        self.old |= {first + int(i): int(old[i]) for i in at[:_MOST_BITS]}
-        self.now |= {first + int(i): int(now[i]) for i in at[:_MOST_BITS]}
-
-    def add_words(self, memory: _Memory, rows: Integers, columns: Integers) -> None:
-        """Rows and columns that are off by the same amount cross at a word; of those alike nothing can be told."""
-        assert memory.words is not None
-        off_rows, off_columns = np.flatnonzero(rows), np.flatnonzero(columns)
-        few = max(len(off_rows), len(off_columns)) <= _MOST_WORDS
-        self.wide = self.wide or not few
-        self.located = self.located and few
-        if not few:
-            return
-        if len(off_rows) == 1:
-            found = [(off_rows[0], column, columns[column]) for column in off_columns]
-        elif len(off_columns) == 1:
-            found = [(row, off_columns[0], rows[row]) for row in off_rows]
-        else:
-            by_amount = {int(columns[column]): column for column in off_columns}
-            found = [(row, by_amount[int(rows[row])], rows[row]) for row in off_rows if int(rows[row]) in by_amount]
-            self.located = self.located and len({int(column) for _, column, _ in found}) == len(off_columns)
-        width = memory.words.shape[1]
-        for row, column, amount in found:
-            now = memory.words[int(row), int(column)].cpu().numpy().reshape(1)  # sync: only after damage
-            pair = zip((now - amount).view(np.uint8), now.view(np.uint8), strict=True)
-            for i, (was, byte) in enumerate(pair, start=8 * (int(row) * width + int(column))):
-                if was != byte:
-                    self.old[i], self.now[i] = int(was), int(byte)
-
-    def bits(self, tensor: Tensor) -> list[tuple[int, int]]:
-        """Element and bit of each flip; none where it is the program that wrote."""
-        size = tensor.element_size()
-        flips = [
-            (i // size, 8 * (i % size) + bit)
-            for i, old in self.old.items()
-            for bit in range(8)
-            if (old ^ self.now[i]) >> bit & 1
-        ]
-        counted = not tensor.is_floating_point() and [bit for _, bit in flips] == [0]  # why: a counter that went on
-        return [] if self.wide or counted or len(flips) > _MOST_BITS else flips
-
-    def restore(self, memory: _Memory) -> None:
-        """Write what was there."""
-        flat = _flat(memory.tensor).view(torch.uint8)
-        for i, old in self.old.items():
-            flat[i] = old
-
-
-@final
 class _Sums:
-    """What some tensors of one device held."""
+    """What some tensors of one device hold, once `take` was called."""
 
-    def __init__(self, members: Sequence[_Memory]) -> None:
+    def __init__(self, members: Sequence[RawMemory]) -> None:
+        self.members = members
         self._small = [each for each in members if each.rest.numel()]
-        self._wide = [each for each in members if each.words is not None]
-        self._copy = _rests(self._small)
-        # why row by column, tensor by tensor: the second pass finds the first one's memory in the cache
-        self._sides = [(each.words.sum(1), each.words.sum(0)) for each in self._wide if each.words is not None]
-        self._totals = torch.stack([rows.sum() for rows, _ in self._sides]) if self._sides else torch.empty(0)
+        self._rests = [each.rest for each in self._small]
+        self._words = [words for each in members for words in each.words]
+        self._versions = [each.version for each in members]
+        device, height = members[0].tensor.device, [len(words) for words in self._words]
+        self._count = sum(map(Tensor.numel, self._rests))
+        # before and now, in words: to compare bytes takes ten times as long
+        self._copies = [torch.zeros(-(-self._count // 8), dtype=torch.int64, device=device) for _ in range(2)]
+        self._bytes = [copy.view(torch.uint8)[: self._count] for copy in self._copies]
+        self._rows = [torch.empty(sum(height), dtype=torch.int64, device=device) for _ in range(2)]
+        before, now = ([*torch.split(rows, height)] if height else [] for rows in self._rows)
+        columns = torch.empty((len(height), WIDTH), dtype=torch.int64, device=device).unbind()
+        self._before = [*zip(self._words, before, columns, strict=True)]
+        self._now = [*zip(self._words, now, strict=True)]
+
+    def take(self) -> None:
+        """Add up."""
+        self._versions = [each.tensor._version for each in self.members]
+        if self._rests:
+            torch.cat(self._rests, out=self._bytes[0])
+        # why row by column, piece by piece: the second pass finds the first one's memory in the cache
+        for words, rows, columns in self._before:
+            torch.sum(words, 1, out=rows)
+            torch.sum(words, 0, out=columns)
 
     def differ(self) -> Tensor:
-        """Whether anything has changed, on the device. A word that has changes the sum of all words."""
-        copy = (_rests(self._small) != self._copy).any()
-        return copy | (self._totals_now() != self._totals).any() if self._wide else copy
+        """Whether anything has changed, on the device."""
+        if self._rests:
+            torch.cat(self._rests, out=self._bytes[1])
+        for words, rows in self._now:
+            torch.sum(words, 1, out=rows)
+        (copy, copy_now), (rows, rows_now) = self._copies, self._rows
+        return (copy != copy_now).any() | (rows != rows_now).any()
 
-    def _totals_now(self) -> Tensor:
-        return torch.stack([each.words.sum() for each in self._wide if each.words is not None])
-
-    def changes(self) -> list[tuple[_Memory, _Change]]:
+    def changes(self) -> list[tuple[RawMemory, MemoryChange]]:
         """Each tensor whose memory differs, and how. Reads all of them: only once something is known to differ."""
-        found: dict[str, tuple[_Memory, _Change]] = {}
+        self.differ()  # why again: whoever asked several groups stopped at the first that differed
+        for each, version in zip(self.members, self._versions, strict=True):
+            each.version = version
+        found: dict[str, tuple[RawMemory, MemoryChange]] = {}
         sizes = [each.rest.numel() for each in self._small]
-        for each, old, now in zip(self._small, *_split(sizes, self._copy, _rests(self._small)), strict=True):
+        for each, old, now in zip(self._small, *_split(sizes, *self._bytes), strict=True):
             if (old != now).any():
-                found[each.name] = each, _Change()
+                found[each.name] = each, MemoryChange()
                 found[each.name][1].add_rest(each, old, now)
-        for each, (rows, columns) in zip(self._wide, self._sides, strict=True):
-            assert each.words is not None
-            off_rows, off_columns = each.words.sum(1) - rows, each.words.sum(0) - columns
-            if bool(off_rows.any()):  # sync: only after damage
-                _, change = found.setdefault(each.name, (each, _Change()))
-                change.add_words(each, off_rows.cpu().numpy(), off_columns.cpu().numpy())  # sync: only after damage
+        heights = [len(words) for words in self._words]
+        sides = zip(*_split(heights, *self._rows), (columns for _, _, columns in self._before), strict=True)
+        for each in self.members:
+            first = 0
+            for words, (old, now, columns) in zip(each.words, sides, strict=False):
+                if (old != now).any():
+                    _, change = found.setdefault(each.name, (each, MemoryChange()))
+                    off = (words.sum(0) - columns).cpu().numpy()  # sync: only after damage
+                    change.add_words(words, first, now - old, off)
+                first += words.nbytes
         return list(found.values())
+
+
+@final
+class _Plan:
+    """Tensors as they were found, which keeps their identity alive, and their sums by device."""
+
+    def __init__(self, held: Sequence[Tensor], pointers: list[int], groups: list[_Sums]) -> None:
+        self._held, self._pointers, self.groups = held, pointers, groups
+
+    def fits(self, held: Sequence[Tensor], pointers: list[int]) -> bool:
+        """Still the same tensors, in the same place."""
+        return self._pointers == pointers and all(map(operator.is_, self._held, held))
 
 
 @final
@@ -174,7 +123,7 @@ class Checksums:
         self._repairs = repairs
         self.armed = False
         """There is something to compare with."""
-        self._memory: dict[str, _Memory] = {}
+        self._plans: dict[int | str, _Plan] = {}
         self._named, self._takes = self._parameters(), 0
         self._sums: list[_Sums] = []
         self._of_buffers: list[_Sums] = []
@@ -185,13 +134,13 @@ class Checksums:
     @torch.no_grad()
     def take(self, step: int) -> None:
         """The state is that of an update: remember it."""
-        half = None if self._full else step // SAMPLED_EVERY % 2
+        which = "all" if self._full else step // SAMPLED_EVERY % 2
         if self._takes % _NAMED_EVERY == 0:
             self._named = self._parameters()
         self._takes += 1
-        self._sums = self._taken([*self._weights(), *self._state()], half)
+        self._sums = self._taken(which, self._state(), self._names_of_state)
         # why not sampled: the forward pass writes them, so they are read before it, which is a second host read
-        self._of_buffers = self._taken(list(self._buffers()), None) if self._full else []
+        self._of_buffers = self._taken("buffers", self._buffers(), self._names_of_buffers) if self._full else []
         self.armed = bool(self._sums or self._of_buffers)
 
     def renew(self, step: int) -> None:
@@ -208,7 +157,7 @@ class Checksums:
     def forget(self) -> None:
         """Let go of all tensors."""
         self.drop()
-        self._memory.clear()
+        self._plans.clear()
         self._takes = 0
 
     @torch.no_grad()
@@ -240,6 +189,7 @@ class Checksums:
             bits = [] if memory.edited else change.bits(tensor)
             if not bits:  # the program wrote it
                 self._edits[memory.name] = self._edits.get(memory.name, 0) + (not memory.edited)
+                self._plans.clear()  # why: it may have been the last time that it is compared
                 continue
             repaired = change.located and self._repairs
             if repaired:
@@ -249,50 +199,49 @@ class Checksums:
             ]
         return tuple(flips)
 
-    def _taken(self, named: Sequence[tuple[str, Tensor]], half: int | None) -> list[_Sums]:
-        by_device: dict[torch.device, list[_Memory]] = {}
-        for name, tensor in named if half is None else named[half::2]:
-            memory = self._memory.get(name)
-            if memory is None or not memory.fits(tensor):
-                if (
-                    not tensor.numel()
-                    or self._edits.get(name, 0) >= _EDITS
-                    or not (is_writable(tensor) and is_dense(tensor))
-                ):
-                    continue
-                memory = self._memory[name] = _Memory(name, tensor)
-            elif self._edits and self._edits.get(name, 0) >= _EDITS:
-                continue
-            memory.version = tensor._version
-            by_device.setdefault(tensor.device, []).append(memory)
+    def _taken(self, which: int | str, held: list[Tensor], names: Callable[[], list[str]]) -> list[_Sums]:
+        """Of all tensors, or of every other one; set up again where one is new or elsewhere in memory."""
+        pointers, plan = [tensor.data_ptr() for tensor in held], self._plans.get(which)
+        if plan is None or not plan.fits(held, pointers):
+            named = [*zip(names(), held, strict=True)]
+            chosen = named if isinstance(which, str) else named[which::2]
+            plan = self._plans[which] = _Plan(held, pointers, self._groups(chosen[::-1]))
+        for sums in plan.groups:
+            sums.take()
+        return plan.groups
+
+    def _groups(self, named: Sequence[tuple[str, Tensor]]) -> list[_Sums]:
+        by_device: dict[torch.device, list[RawMemory]] = {}
+        for name, tensor in named:
+            known = self._edits.get(name, 0) >= _EDITS or type(tensor) not in (Tensor, nn.Parameter)
+            if tensor.numel() and not known and is_writable(tensor) and is_dense(tensor):
+                by_device.setdefault(tensor.device, []).append(RawMemory(name, tensor))
         return [_Sums(members) for members in by_device.values()]
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(plain_name(name), parameter) for name, parameter in self._model.named_parameters()]
 
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+    def _state(self) -> list[Tensor]:
+        """Each parameter and what the optimizer holds for it, as `_names_of_state` names them."""
+        found, states = list[Tensor](), self._optimizer.state
+        for _, parameter in self._named:
+            found.append(parameter)
+            if parameter in states:
+                found += [value for value in states[parameter].values() if isinstance(value, Tensor)]
+        return [local_part(tensor) for tensor in found] if is_sharded(found) else found
+
+    def _names_of_state(self) -> list[str]:
+        found = []
         for name, parameter in self._named:
-            yield name, local_part(parameter)
+            slots = self._optimizer.state.get(parameter, {}).items()
+            found += [name, *(f"{key} of {name}" for key, value in slots if isinstance(value, Tensor))]
+        return found
 
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for name, buffer in self._model.named_buffers():
-            yield plain_name(name), buffer
+    def _buffers(self) -> list[Tensor]:
+        return list(self._model.buffers())
 
-    def _state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self._named:
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor) and type(held := local_part(value)) is Tensor:
-                    yield f"{key} of {name}", held
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Its elements in the order of memory, sharing it; through `.data`, which leaves the version counter alone."""
-    plain = torch.view_as_real(tensor.data) if tensor.is_complex() else tensor.data
-    return plain.as_strided((plain.numel(),), (1,), plain.storage_offset())
-
-
-def _rests(members: Sequence[_Memory]) -> Tensor:
-    return torch.cat([each.rest for each in members]) if members else torch.empty(0)
+    def _names_of_buffers(self) -> list[str]:
+        return [plain_name(name) for name, _ in self._model.named_buffers()]
 
 
 def _split(sizes: Sequence[int], *tensors: Tensor) -> list[list[Integers]]:

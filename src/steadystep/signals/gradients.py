@@ -4,6 +4,7 @@ Also here: what a whole step computes, as it is compared with the same step comp
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -62,7 +63,11 @@ class Gradients:
 
     def versions(self) -> tuple[int | None, ...]:
         """The version counter of each gradient; None where there is none."""
-        return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
+        if not self._sharded:
+            return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
+        # why local: FSDP2 adds to the part of this rank, and the DTensor around it does not notice
+        held = [None if p.grad is None else local_part(p.grad) for p in self.parameters]
+        return tuple(map(_version_of, (*held, *unreduced_in(self._model))))
 
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
@@ -116,6 +121,26 @@ class Gradients:
         self._sharded = is_sharded(self.parameters)
 
 
+def unreduced_in(model: nn.Module) -> Iterator[Tensor | None]:
+    """The gradients that FSDP2 keeps whole on each rank until a pass is reduced: accumulation without synchronization.
+
+    Torch has no name for them; where it has moved them to, there are none.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
+    for module in model.modules() if fsdp is not None else ():
+        if not isinstance(module, fsdp.FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for held in (held for group in groups for held in getattr(group, "fsdp_params", ())):
+            grad = getattr(held, "unsharded_accumulated_grad", None)  # where sums are kept in another dtype
+            yield grad if grad is not None else getattr(getattr(held, "_unsharded_param", None), "grad", None)
+
+
+def _version_of(grad: Tensor | None) -> int | None:
+    return None if grad is None else grad._version
+
+
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:
     for name, parameter in model.named_parameters():  # tied weights come once
         if id(parameter) in held:
@@ -142,6 +167,8 @@ class GradientView:
     """Of each gradient, still on the device."""
     stacked: Tensor | None = None
     """The same side by side, where they are: what was stacked to be read serves the clipping too."""
+    names: tuple[str, ...] = ()
+    """Of `grads`; in a pipeline `signals` names those of all stages."""
 
 
 class Probing(Protocol):

@@ -29,8 +29,11 @@ LOSSES = frozenset(
         "smooth_l1_loss",
         "huber_loss",
         *("soft_margin_loss", "hinge_embedding_loss", "poisson_nll_loss"),
+        *("cosine_embedding_loss", "margin_ranking_loss"),
     }
 )
+_OF_PAIRS = frozenset({"cosine_embedding_loss", "margin_ranking_loss"})
+_FEWEST_SHARES = 4  # elements of a softmax whose sharpness means something
 _KEEPS_VALUES = frozenset(
     {
         *("view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "contiguous", "clone"),
@@ -111,6 +114,10 @@ class LossRecorder(TorchFunctionMode):
         self.softmaxes: list[ActivationOrigin] = []
         """Every softmax, wherever it is."""
         self._used: dict[bool, dict[int, nn.Parameter]] = {False: {}, True: {}}
+        self.picks = False
+        """Log-probabilities of some of the outcomes were picked out by number."""
+        self.sharpness: list[Tensor] = []
+        """The mean largest share of each softmax inside of the model."""
         self.loss: Tensor | None = None
         """The last single number with a gradient."""
         self._origins: dict[int, tuple[Tensor, ActivationOrigin]] = {}
@@ -165,6 +172,11 @@ class LossRecorder(TorchFunctionMode):
             self.ahead = f"bidirectional {name}"
 
     @property
+    def used(self) -> set[int]:
+        """Parameters that were computed with outside of `no_grad`."""
+        return set(self._used[True])
+
+    @property
     def unlinked(self) -> list[nn.Parameter]:
         """Parameters that require a gradient and were computed with under `no_grad` only."""
         return [p for key, p in self._used[False].items() if key not in self._used[True]]
@@ -175,7 +187,8 @@ class LossRecorder(TorchFunctionMode):
         return None if found is None else found[1]
 
     def _loss(self, name: str, given: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        target = args[1] if len(args) > 1 else kwargs.get("target")
+        place = 2 if name in _OF_PAIRS else 1
+        target = args[place] if len(args) > place else kwargs.get("target")
         one = isinstance(result, Tensor) and result.numel() == 1
         returned = result.detach().reshape(()) if one else None
         if one:
@@ -190,7 +203,7 @@ class LossRecorder(TorchFunctionMode):
                 origin=self.origin_of(given),
                 options={key: kwargs[key] for key in _OPTIONS if key in kwargs},
                 weighted=any(kwargs.get(key) is not None for key in ("weight", "pos_weight"))
-                or isinstance(args[2] if len(args) > 2 else None, Tensor),
+                or isinstance(args[place + 1] if len(args) > place + 1 else None, Tensor),
             )
         )
 
@@ -202,9 +215,18 @@ class LossRecorder(TorchFunctionMode):
             made = ActivationOrigin(name, place, tuple(given.shape), origin)
             self._origins[id(result)] = (result, made)
             self.softmaxes += [made] if place is not None else []
+            if (
+                name == "softmax"
+                and place is not None
+                and given.shape[place] >= _FEWEST_SHARES
+                and result.requires_grad
+            ):
+                self.sharpness.append(result.detach().amax(place).mean())
         elif name in _KEEPS_VALUES or name in _KEEPS_ORDER:
             if origin is not None:
                 self._origins[id(result)] = (result, origin)
+        elif name in ("gather", "take_along_dim") and origin is not None and origin.name == "log_softmax":
+            self.picks = True
         elif name == "log" and origin is not None and origin.name in _LOGGED:
             logged = ActivationOrigin(_LOGGED[origin.name], origin.dim, origin.shape, None)
             self._origins[id(result)] = (result, logged)
@@ -213,6 +235,10 @@ class LossRecorder(TorchFunctionMode):
     def _distance(self, name: str, given: Tensor, args: tuple[Any, ...], result: Tensor) -> None:
         """Follow a mean of squared or absolute differences that is written by hand."""
         other = args[1] if len(args) > 1 else None
+        if isinstance(given, nn.Parameter) or isinstance(
+            other, nn.Parameter
+        ):  # a penalty on weights compares no outputs
+            return
         if name in ("sub", "__sub__", "rsub", "__rsub__") and isinstance(other, Tensor):
             # why data: differences of all pairs of outputs are meant, those of outputs and targets are not
             ours = given.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()

@@ -101,7 +101,7 @@ class Measurer:
         self._evidence = evidence or Evidence()
         self.learning_rate: Announces | None = None
         """The guard's own schedule, if it has one."""
-        self.over_ranks: Callable[[Sequence[str], Sequence[float]], list[float]] | None = None
+        self.over_ranks: Callable[[Sequence[str], Sequence[float]], dict[str, float]] | None = None
         """Turns norms of the weights here into those over all ranks; None in a single process."""
         self.riders: Sequence[Tensor] = ()
         """Numbers that ride along with the next read."""
@@ -145,7 +145,7 @@ class Measurer:
         stacked = (
             together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
         )
-        view = GradientView(signals, grads, layout, norms, stacked)
+        view = GradientView(signals, grads, layout, norms, stacked, names)
         return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
 
     def _read(
@@ -223,7 +223,8 @@ class Measurer:
             return signals
         norms = Transfer(self._weights.measure()).read()
         if self.over_ranks is not None:
-            norms = self.over_ranks(self._weights.names(), norms)
+            whole = self.over_ranks(self._weights.names(), norms)
+            return replace(signals, weights=tuple(whole), weight_norms=tuple(whole.values()))
         return replace(signals, weights=self._weights.names() if norms else (), weight_norms=tuple(norms))
 
     def weighed(self, view: GradientView) -> GradientView:

@@ -1,7 +1,7 @@
 """What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, final
@@ -12,16 +12,25 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals import count_leaves, has_frozen_statistics, is_batch_first, left_out
+from steadystep.signals import (
+    MOST,
+    UNKNOWN,
+    count_leaves,
+    faintest,
+    has_frozen_statistics,
+    is_batch_first,
+    left_out,
+    main_tensor,
+    spread_of,
+)
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats, batch_tensors
+from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
-from steadystep.signals.losses import KINDS, OF, losses_of, mistakes, without_ignored
+from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
-_MOST = 1 << 20  # elements of an output that are measured
 _PROBES = 6  # batches that make a record where only those of probes are known
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -89,6 +98,7 @@ class Outputs(ForwardHooks):
         wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
         self._called = {"mistakes": tuple(wrong), "cuts": tuple(heard.cuts[:3]), "terms": len(heard.calls)}
         self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead}
+        self._called["policy"] = heard.picks and not heard.calls
         if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
             return
         self._count_target(call)
@@ -110,7 +120,7 @@ class Outputs(ForwardHooks):
         if known is None or (known.shape != tuple(target.shape[1:]) and not known.flat):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
-        kind = "" if call.weighted else KINDS.get(call.name, "")
+        kind = "" if call.weighted or not has_known_level(call) else KINDS.get(call.name, "")
         made = "" if call.origin is None else call.origin.name
         self._called |= {"kind": kind, "result": call.result, "activation": made}
 
@@ -160,28 +170,31 @@ class Outputs(ForwardHooks):
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
-            found = _main_tensor(output)
+            found = main_tensor(output)
             if found is not None:
-                self._measure(module, given, found)
+                self._measure(module, given, found, output)
         except Exception:  # why all: it must not cost the step
             self._closed, self.waiting = True, []
 
-    def _measure(self, module: nn.Module, given: list[Any], output: Tensor) -> None:
+    def _measure(self, module: nn.Module, given: list[Any], output: Tensor, everything: Any) -> None:
         if self._outside < 0:
             inside = {id(p) for p in (*module.parameters(), *self._gradients.parameters)}
             self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
             loss = None if self._recorder is None else self._recorder.loss
             held = {id(p) for p in self._gradients.parameters}
-            self._around = {} if loss is None else left_out(loss, module, held)
+            used = self._recorder.used if self._recorder is not None else set()
+            self._around = {} if loss is None else left_out(loss, module, held, used)
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
-            part = whole if whole.numel() <= _MOST else whole[: max(1, _MOST // max(1, whole[0].numel()))]
+            part = whole if whole.numel() <= MOST else whole[: max(1, MOST // max(1, whole[0].numel()))]
             losses = losses_of(part, self._batch) if part is whole else {}
             result, kind = self._called.pop("result", None), self._called.get("kind", "")
             if result is not None and kind:
                 losses[f"{kind}{OF}{TARGET}"] = result
-            numbers = [*_shape_of_values(part.float()), _spread(None if first is None else first.detach())]
+            numbers = [*_shape_of_values(part.float()), spread_of(None if first is None else first.detach())]
+            sharp = [] if self._recorder is None else self._recorder.sharpness
+            numbers += [faintest(everything, output), torch.stack(sharp).amax() if sharp else UNKNOWN]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
@@ -192,7 +205,7 @@ class Outputs(ForwardHooks):
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, alignment, distinct, given, *rest = values
+        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
         copied = Copies.read(next(host), next(host))
         return OutputStats(
@@ -208,6 +221,8 @@ class Outputs(ForwardHooks):
             entropy=entropy,
             alignment=alignment,
             distinct=distinct,
+            faintest=faintest,
+            sharpest=sharpest,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
             evaluating=self._evaluating[1],
@@ -255,23 +270,13 @@ class Evidence:
         return found
 
 
-def _main_tensor(output: Any) -> Tensor | None:
-    """The logits by their name, else the first tensor of real numbers."""
-    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
-        output = output["logits"]
-    for _, tensor in tensors_in(output, most_parts=64):
-        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
-            return tensor
-    return None
-
-
 def _shape_of_values(values: Tensor) -> list[Tensor]:
     """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
     low, high = torch.aminmax(values)
     rms = values.square().mean().sqrt()
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
-        return [low, high, rms, _spread(values), unknown, unknown, unknown, unknown, unknown]
+        return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
     row = (values.sum(-1) - 1.0).abs().amax()
     column = (values.sum(0) - 1.0).abs().amax()
     logs = torch.log_softmax(values, -1)
@@ -281,12 +286,4 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
     samples = values.flatten(1)
     apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
-    return [low, high, rms, _spread(values), row, column, entropy, alignment, apart]
-
-
-def _spread(values: Tensor | None) -> Tensor:
-    """How far the samples of a batch are apart; NaN for fewer than two."""
-    if values is None or len(values) < 2 or values.is_complex():
-        return torch.full((), math.nan)
-    rows = values[: max(2, _MOST // max(1, values[0].numel()))]
-    return rows.float().var(0, correction=0).mean().sqrt()
+    return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]

@@ -20,6 +20,7 @@ from steadystep.state import (
     TailState,
     WholeNumber,
 )
+from steadystep.state.policy_detectors import POLICY_DETECTORS
 
 
 class NonFiniteState(PartState):  # noqa: D101 - each is named after its detector
@@ -203,16 +204,6 @@ class EarlyDivergenceState(PartState):  # noqa: D101
     asked: bool
 
 
-class EntropyCollapseState(PartState):  # noqa: D101
-    first: dict[str, Losses]
-    recent: dict[str, Losses]
-    told: list[str]
-
-
-class MetricBoundsState(PartState):  # noqa: D101
-    outside: list[str]
-
-
 class ShortWarmupState(PartState):  # noqa: D101
     first: Size | None
     last: Size
@@ -265,18 +256,14 @@ DETECTORS: dict[str, Any] = {
     "dead-units": RunsState,
     "early-divergence": EarlyDivergenceState,
     "embedding-growth": GrowthState,
-    "entropy-collapse": EntropyCollapseState,
-    "flat-reward": dict[str, Losses],
     "gradient-spike": GradientSpikeState,
     "growing-gradient": GrowingGradientState,
     "input-scale": InputScaleState,
-    "kl-blow-up": dict[str, LevelState],
     "learning-rate-bounds": LearningRateBoundsState,
     "learning-rate-creep": LearningRateCreepState,
     "learning-rate-jump": LearningRateJumpState,
     "loss-scale": LossScaleState,
     "loss-spike": LevelState,
-    "metric-bounds": MetricBoundsState,
     "no-learning": NoLearningState,
     "non-finite": NonFiniteState,
     "not-healing": NotHealingState,
@@ -296,4 +283,5 @@ DETECTORS: dict[str, Any] = {
     "weight-jump": WeightJumpState,
     "worse-than-best": WorseThanBestState,
     "zero-gradient": ZeroGradientState,
+    **POLICY_DETECTORS,
 }

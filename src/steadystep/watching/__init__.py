@@ -73,8 +73,8 @@ def watch(
         scaler: the loop's `GradScaler`, if it has one.
         schedulers: schedulers that are not torch's own; torch's are found automatically.
         detectors: additional detectors.
-        find_loss: observe the loop's `backward` calls. With False, give each loss with `watcher.loss(loss)`; clipping
-            by the loop is then not seen.
+        find_loss: observe the loop's `backward` calls. With False, and in a pipeline on the rank of the last stage,
+            give each loss with `watcher.loss(loss)`; clipping by the loop is then not seen.
         hparams: hyperparameters to log, see `Guard`.
     """
     more: dict[str, Any] = {"scaler": scaler, "schedulers": schedulers, "detectors": detectors, "hparams": hparams}
@@ -136,10 +136,12 @@ class Watcher:
         self._nests = any(map(may_nest, each_of_them))
         self._judges = judges_for(self.guard._parts, len(each_of_them))
         eager: Any = torch.compiler.disable  # why: a compiled optimizer.step would trace hooks and all that they call
-        self._handles = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
+        self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if find_loss:
+        if (
+            find_loss and self.guard._parts.ranks.stages is None
+        ):  # why: a schedule divides the gradients after its last backward
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
@@ -167,6 +169,11 @@ class Watcher:
         """Give scalars, `**numbers`, that belong to the next step: they are logged with it and monitored."""
         self.guard._pipeline.metrics.update(checked_metrics(numbers))
 
+    @property
+    def refuses(self) -> bool:
+        """Whether the step under way is refused: for an engine that takes the step by itself."""
+        return self._step.outcome is not None and not self._step.outcome.stepped
+
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
         for handle in self._handles:
@@ -174,10 +181,8 @@ class Watcher:
         self._handles = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
-        if self._recorder is not None:
-            self._recorder.remove()
-        for scaling in self._scaling:
-            scaling.remove()
+        for part in (*self._scaling, *([self._recorder] if self._recorder is not None else [])):
+            part.remove()
         self._step.abandon()
         self.guard.close()
 
@@ -276,8 +281,7 @@ class Watcher:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:
             return None
-        parameters = parts.measurer.parameters
-        return Recorder(model, parts.measurer, parameters[0].device)
+        return Recorder(model, parts.measurer, parts.measurer.parameters[0].device)
 
     def _keep(self, schedulers: Sequence[Any]) -> None:
         for scheduler in schedulers:

@@ -42,8 +42,7 @@ class HookedStep:
         *,
         several: bool,
     ) -> None:
-        self._pipeline, self._parts = guard._pipeline, guard._parts
-        self._progress = guard._parts.progress
+        self._pipeline, self._parts, self._progress = guard._pipeline, guard._parts, guard._parts.progress
         self._optimizer, self._seen, self._reruns = optimizer, seen, reruns
         self.scaling = scaling
         self._several = several
@@ -280,14 +279,15 @@ class HookedStep:
         return self._outcome is None or self._outcome.stepped
 
     def _losses(self, returned: Any, *, scaled: bool) -> tuple[list[Tensor], Tensor | None]:
-        device = self._parts.measurer.parameters[0].device
-        scale = self.scaling.scale(device) if scaled else None
+        scale = self.scaling.scale(self._parts.measurer.parameters[0].device) if scaled else None
         if scaled and scale is None and not self._seen.was_given:
             raise MisuseError(
                 "a GradScaler is in use, so backward is called on the scaled loss: use watch(model, optimizer, "
                 "scaler=scaler)"
             )
-        losses = self._seen.losses(scale)
+        losses, stages = self._seen.losses(scale), self._parts.ranks.stages
+        if stages is not None:
+            return [stages.given(losses)], scale
         if not losses and isinstance(returned, Tensor) and returned.numel() == 1:
             losses = [returned.detach().reshape(())]
         if not losses and any(p.grad is not None for p in self._parts.measurer.parameters):

@@ -47,7 +47,7 @@ _SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, t
 
 def is_quiet(optimizer: Optimizer) -> bool:
     """Whether a step without gradients is known to change nothing. A subclass may do as it likes."""
-    return type(optimizer) in _QUIET
+    return type(optimizer) in _QUIET or getattr(optimizer, "stands_still", False) is True
 
 
 @final

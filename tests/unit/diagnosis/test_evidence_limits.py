@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steadystep.diagnosis import data_evidence, learning_evidence, model_evidence, output_evidence
+from steadystep.diagnosis import batch_evidence, data_evidence, learning_evidence, model_evidence, output_evidence
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.explain import advised, as_measured
 from steadystep.diagnosis.facts import Facts, Setup
@@ -38,7 +38,7 @@ FAR = {"whole": False, "mean": 500.0, "std": 20.0, "entropy": 0.0}
     [
         (data_evidence.constant_targets, with_target(**CONSTANT), with_target(**CONSTANT | {"rows": 1})),
         (data_evidence.constant_targets, with_target(**CONSTANT), with_target(**CONSTANT | {"ignored": 1.0})),
-        (data_evidence.one_kind_per_batch, with_target(rows=8, **ONE_KIND), with_target(rows=7, **ONE_KIND)),
+        (batch_evidence.one_kind_per_batch, with_target(rows=8, **ONE_KIND), with_target(rows=7, **ONE_KIND)),
         (
             data_evidence.far_targets,
             with_target([1e5 - step for step in range(256)], seen={"kind": "mse", "rms": 10.0}, **FAR),

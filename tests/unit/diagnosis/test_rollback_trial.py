@@ -45,6 +45,13 @@ class TestConfirmed:
         assert result(trial(), by(*[2.0] * 4, *[1.39] * 4))[1] > 8
         assert result(trial("weight-jump"), by(*[2.0] * 4, *[1.0] * 4)) == ("confirmed", 8), "whatever it heals by"
 
+    def test_a_gap_that_closes_too_slowly_lasts_where_nothing_is_lost_by_a_replay(self) -> None:
+        """The loss rose by 0.5: at the end older weights must still undo half of that."""
+        for last, replays, told in ((0.26, True, "confirmed"), (0.24, True, "healing"), (0.26, False, "healing")):
+            made = RollbackTrial()
+            made.begin(suspicion("slow-divergence"), state=300, lr=0.1, replays=replays)
+            assert result(made, by(*[8.0] * 4, *[2.0] * 16, *[last] * 4, old=1.0)) == (told, 24), last
+
     def test_one_of_eight_batches_may_disagree(self) -> None:
         assert result(trial("weight-jump"), by(0.0, *[2.0] * 23)) == ("confirmed", 8)
         assert result(trial("weight-jump"), by(0.0, 0.0, *[2.0] * 23)) == ("confirmed", 16)
@@ -166,3 +173,35 @@ class TestBook:
         assert again.state_dict() == made.state_dict()
         assert RollbackTrial().begin(suspicion(step=0), state=0, lr=0.1), "nothing is quiet at first"
         assert RollbackTrial().once(suspicion(severity="warn", step=0)).severity == "warn"
+
+
+class TestSilent:
+    def test_a_loss_that_has_doubled_is_tried_where_it_can_be_replayed(self) -> None:
+        note = suspicion("slow-divergence", "info", value=2.1)
+        made = RollbackTrial()
+        assert made.candidates((), (note,), replays=True) == (note,)
+        assert not made.candidates((), (note,), replays=False)
+        assert not made.candidates((), (suspicion("slow-divergence", "info", value=1.9),), replays=True)
+        assert not made.candidates((), (suspicion("not-healing", "info", value=2.1),), replays=True)
+        loud = suspicion("weight-jump", "warn")
+        assert made.candidates((loud,), (note, loud), replays=True) == (loud,)
+
+    def test_it_keeps_no_warning_waiting(self) -> None:
+        note, loud = suspicion("slow-divergence", "info", value=2.1), suspicion("weight-jump", "warn", step=501)
+        made = RollbackTrial()
+        assert made.begin(note, state=300, lr=0.1, replays=True)
+        made.candidates((loud,), (loud,), replays=True)
+        assert made.finding is None
+        assert not made.begin(suspicion("slow-divergence", "info", value=2.1, step=510), state=300, lr=0.1)
+        assert made.begin(loud, state=300, lr=0.1)
+        made.close(502)
+        assert not made.begin(suspicion("weight-jump", "warn", step=510), state=300, lr=0.1), "as before"
+
+    def test_a_warning_of_the_same_kind_goes_on_with_it(self) -> None:
+        made = RollbackTrial()
+        made.begin(suspicion("slow-divergence", "info", value=2.1), state=300, lr=0.1, replays=True)
+        loud = suspicion("slow-divergence", "act")
+        made.candidates((loud,), (loud,), replays=True)
+        made.heard(loud)
+        assert made.finding is not None
+        assert made.finding.severity == "act"

@@ -49,7 +49,7 @@ def asked(model: nn.Module, recovery: Any = None) -> Asked:
     runner = MicroBatchRunner(optimizer, precision, buffers, trained, size=1, device=CPU, retry=True)
     reruns = BatchReruns(precision, buffers, trained, CPU, SingleProcess())
     recovery = recovery or SimpleNamespace(weights_of=lambda state: state)
-    return Asked(runner, optimizer, Counterfactuals(recovery, runner, None, reruns))  # type: ignore[arg-type]
+    return Asked(runner, optimizer, Counterfactuals(recovery, runner, None, reruns, None))  # type: ignore[arg-type]
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

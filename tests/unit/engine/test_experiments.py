@@ -41,7 +41,8 @@ def test_others_can_be_given() -> None:
 def test_options_are_passed_on() -> None:
     lines: list[str] = []
     done = guarded(untrained()).examine(num_steps=11, progress=lines.append)
-    assert {len(trial.losses) for trial in done.trials} == {11}
+    assert {len(trial.losses) for trial in done.trials} <= {11, 5 * 11}
+    assert len(done.trials[0].losses) == 11
     assert lines
 
 
@@ -137,7 +138,8 @@ def test_the_precision_of_the_guard_is_used(precision: str) -> None:
     last = job.model[2]
     assert isinstance(last, nn.Linear)
     guard = guarded(job, config={"training": {"mixed_precision": precision}})
-    handle = last.register_forward_hook(lambda module, args, output: dtypes.add(output.dtype))
-    guard.examine(num_steps=12)
+    now: list[str] = []
+    handle = last.register_forward_hook(lambda module, args, output: dtypes.add((now[-1], output.dtype)))
+    guard.examine(num_steps=12, progress=now.append)
     handle.remove()
-    assert dtypes == {torch.bfloat16}
+    assert {dtype for trial, dtype in dtypes if "float32" not in trial} == {torch.bfloat16}

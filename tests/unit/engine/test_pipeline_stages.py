@@ -367,7 +367,7 @@ class TestMeasure:
         given.ranks.size = 2
         found = Pipeline(given).measure_losses([torch.ones(())], refused_in_a_row=0)
         assert found is given.measurer.weighed.return_value
-        given.measurer.weighed.assert_called_once_with(given.ranks.agree.return_value)
+        given.measurer.weighed.assert_called_once_with(given.recomputation.flips.agree.return_value)
         assert given.measurer.measure.call_args.kwargs["refused_in_a_row"] == 0
 
 

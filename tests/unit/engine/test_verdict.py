@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from steadystep.diagnosis.counterfactual import is_uncertain
 from steadystep.engine.judge import Judge, conclude, notice
-from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, is_uncertain, newest_finite, settle
+from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, newest_finite, settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Probe, Severity, Signals
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from steadystep.config import Config
-from steadystep.parallel.single_process import SECTIONS, SingleProcess, checksum, difference, sections
+from steadystep.parallel.messages import SECTIONS, checksum, difference, sections
+from steadystep.parallel.single_process import SingleProcess
 
 
 def told(

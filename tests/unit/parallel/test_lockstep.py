@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steadystep.parallel import SingleProcess, process_group
-from steadystep.parallel.lockstep import ElsewhereError
+from steadystep.parallel import SingleProcess, messages, process_group
+from steadystep.parallel.messages import ElsewhereError
 from steadystep.parallel.process_group import ProcessGroup
 from tests.unit.parallel.threads import Distributed, Seat, Wire, on_ranks
 
@@ -41,6 +41,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """What became of one closure per rank: "made", or the name of the error."""
     distributed = Distributed()
     monkeypatch.setattr(process_group, "dist", distributed)
+    monkeypatch.setattr(messages, "dist", distributed)
 
     def act(*works: Callable[[Any, Tensor], Tensor]) -> list[str]:
         def one(seat: Seat) -> str:
@@ -105,4 +106,5 @@ def test_one_process_asks_nobody() -> None:
         return BATCH
 
     assert SingleProcess().together(work) is work
-    assert SingleProcess().norms(["w"], [2.0]) == [2.0]
+    assert SingleProcess().norms(["w"], [2.0]) == {"w": 2.0}
+    assert SingleProcess().mean_loss([2.0]) == [2.0]

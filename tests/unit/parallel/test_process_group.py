@@ -15,9 +15,9 @@ from torch.nn import Parameter
 
 from steadystep._utils.tensors import layout_of
 from steadystep.errors import MisuseError, UnsupportedError
-from steadystep.parallel import Once, process_group, replicas
+from steadystep.parallel import Once, messages, process_group, replicas
+from steadystep.parallel.messages import SECTIONS
 from steadystep.parallel.process_group import ProcessGroup
-from steadystep.parallel.single_process import SECTIONS
 from steadystep.records import Probe, Signals
 from steadystep.signals.gradients import GradientView
 from tests.unit.parallel.threads import Distributed, Seat, UnreadableError, Wire, alike, on_ranks
@@ -33,6 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls a function once per rank, each with a group of its own."""
     distributed = Distributed()
     monkeypatch.setattr(process_group, "dist", distributed)
+    monkeypatch.setattr(messages, "dist", distributed)
 
     def act(
         work: Callable[[ProcessGroup], _Found],
@@ -247,13 +248,13 @@ class TestAgree:
 
 class TestNorms:
     def test_of_weights_over_all_ranks(self, run: Run) -> None:
-        def work(group: ProcessGroup, missing: int | None = None) -> list[float]:
+        def work(group: ProcessGroup, missing: int | None = None) -> dict[str, float]:
             agreed(watching(group))
             held = [] if group.rank == missing else [3.0 + group.rank]
             return group.norms(["bias"], held)
 
-        assert alike(run(work)) == [pytest.approx(((9 + 16 + 25) / 3) ** 0.5)]  # three copies
-        assert alike(run(lambda group: work(group, missing=1))) == []
+        assert alike(run(work)) == {"bias": pytest.approx(((9 + 16 + 25) / 3) ** 0.5)}  # three copies
+        assert alike(run(lambda group: work(group, missing=1))) == {}
 
     def test_parts_on_a_smaller_mesh_are_counted_by_all(self) -> None:
         said: list[list[float]] = []
@@ -264,6 +265,7 @@ class TestNorms:
 
         plain = [torch.zeros(1), torch.zeros(1)]
         assert replicas.copies_of_all(plain, 4, summed) == [4.0, 4.0]
+        assert replicas.copies_of_all(plain, 4, summed, own={id(plain[1])}) == [4.0, 1.0]  # of which each has another
         assert said == []
 
 

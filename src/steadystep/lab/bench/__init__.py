@@ -22,6 +22,7 @@ STUDIES: dict[str, str] = {
     "detection": "steadystep.lab.bench.detection:STUDY",
     "recovery": "steadystep.lab.bench.recovery:STUDY",
     "overhead": "steadystep.lab.bench.overhead:STUDY",
+    "rl": "steadystep.lab.bench.rl:STUDY",
 }
 """Where each is; imported when it is asked for, since most need torch."""
 

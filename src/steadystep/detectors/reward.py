@@ -1,0 +1,287 @@
+"""What a policy earns against what it earned: collapse, reward hacking, and a value function that runs away."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, final
+
+from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
+from steadystep.records import Finding, Severity, Signals
+from steadystep.stats import SIGMA_PER_MAD
+
+_SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations are means of many rollouts already
+_SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
+_NOTED, _LOST, _BACK = 0.25, 0.4, 0.15  # of what was gained
+_NOISE = 5.0  # standard deviations of a block
+
+
+@final
+class RewardCollapse:
+    """Warns when the reward, or the held-out one, has lost 40 % of its gain, and more than its own noise explains.
+
+    Readings that repeat the last one (several updates per rollout) count once. The guard rolls back only where rollouts
+    of an earlier state earn more; a note comes earlier, so that such a state is kept.
+    """
+
+    name = "reward-collapse"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._series = {name: _Fall(name, block) for name, block in _SERIES.items()}
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return a finding when a reward has fallen from its best level."""
+        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
+        found = [each.add(metrics[name], signals.step) for name, each in self._series.items() if name in metrics]
+        return tuple(finding for finding in found if finding is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {name: each.state_dict() for name, each in self._series.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for name, each in self._series.items():
+            each.load_state_dict(state[name])
+
+
+@final
+class _Fall:
+    """One series of rewards, in blocks."""
+
+    def __init__(self, name: str, block: int) -> None:
+        self._name, self._size = name.replace("_", " ").replace("held out", "held-out"), block
+        self._last = math.nan
+        self._block: list[float] = []
+        self._blocks: list[float] = []
+        self._differences: list[float] = []
+        self._first, self._best, self._best_step = math.nan, -math.inf, -1
+        self._told = 0
+        """1 after a note, 2 after a warning."""
+
+    def add(self, value: float, step: int) -> Finding | None:
+        """One reading."""
+        if (value == self._last and self._size > 1) or abs(value) > 1e30:
+            return None
+        self._last = value
+        self._block.append(value)
+        if len(self._block) < self._size:
+            return None
+        mean, self._block = fmean(self._block), []
+        if self._blocks:
+            self._differences.append(mean - self._blocks[-1])
+            del self._differences[:-_DIFFERENCES]
+        self._blocks.append(mean)
+        del self._blocks[:-_SMOOTH]
+        return self._look(step) if len(self._blocks) == _SMOOTH else None
+
+    def _look(self, step: int) -> Finding | None:
+        level = fmean(self._blocks)
+        if math.isnan(self._first):
+            self._first = level
+        if level > self._best:
+            self._best, self._best_step = level, step
+        if len(self._differences) < _FEWEST:
+            return None
+        # of one block: the differences of neighbours have twice its variance; of few, a median may be far too small
+        spread = 0.7 * math.sqrt(fmean(d * d for d in self._differences))
+        noise = max(SIGMA_PER_MAD * median(map(abs, self._differences)), spread) / math.sqrt(2.0)
+        now, gained = fmean(self._blocks[-_RECENT:]), self._best - self._first
+        drop = self._best - now
+        if drop < max(_BACK * gained, noise):
+            self._told = 0
+            return None
+        # why: with nothing gained yet, only a fall well below the beginning counts
+        least = max((_NOISE if gained > 3.0 * noise else 2.0 * _NOISE) * noise, 1e-9 * abs(self._best))
+        lost = drop > max(_LOST * gained, least) and self._blocks[-1] <= self._blocks[-2] + noise
+        noted = drop > max(_NOTED * gained, 0.8 * least)
+        if not noted or (self._told == 2 and not lost):
+            return None
+        severity: Severity = "warn" if lost and self._told < 2 else "info"
+        self._told = max(self._told, 2 if severity == "warn" else 1)
+        what = f"the {self._name} fell from {self._best:.3g} to {now:.3g}; the run began at {self._first:.3g}"
+        known: dict[str, Any] = {"baseline": self._best, "since": self._best_step}
+        return finding(RewardCollapse.name, step, severity, now, self._best - _LOST * gained, what, **known)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "last": None if math.isnan(self._last) else self._last,
+            "block": list(self._block),
+            "blocks": list(self._blocks),
+            "differences": list(self._differences),
+            "levels": [self._first, self._best, self._best_step] if self._best_step >= 0 else None,
+            "told": self._told,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last = math.nan if state["last"] is None else float(state["last"])
+        self._block, self._blocks = [float(v) for v in state["block"]], [float(v) for v in state["blocks"]]
+        self._differences = [float(v) for v in state["differences"]]
+        first, best, at = state["levels"] or (math.nan, -math.inf, -1)
+        self._first, self._best, self._best_step, self._told = float(first), float(best), int(at), int(state["told"])
+
+
+_PAIRS, _EDGE, _LATEST = 64, 4, 2  # held-out readings: in all, at their best, and the last ones
+_FALLEN = 0.25  # of what the held-out reward had gained, or of its size
+
+
+@final
+class RewardHacking:
+    """Warns when the reward rises while the held-out (or KL-adjusted) reward falls, or responses fill up to the limit.
+
+    Compares the mean of the last two held-out readings with the best mean of four.
+    """
+
+    name = "reward-hacking"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._rewards: list[float] = []
+        """Since the last held-out reading."""
+        self._pairs: list[list[float]] = []
+        """Mean reward, held-out reward and step."""
+        self._lengths: list[list[float]] = [[], []]
+        """Share of truncated responses: the first and the last readings."""
+        self._told: list[str] = []
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return a finding when the reward and what it stands for part."""
+        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
+        if "reward" in metrics:
+            self._rewards.append(metrics["reward"])
+            del self._rewards[:-_PAIRS]
+        held = metrics.get("held_out_reward", metrics.get("adjusted_reward"))
+        found: tuple[Finding, ...] = ()
+        if held is not None and self._rewards:
+            self._pairs.append([fmean(self._rewards), held, float(signals.step)])
+            self._rewards = []
+            del self._pairs[1:-_PAIRS]  # the first one stays: what was gained is measured from there
+            found = self._part(signals.step)
+        return found + self._long(metrics, signals.step)
+
+    def _part(self, step: int) -> tuple[Finding, ...]:
+        pairs = self._pairs
+        if len(pairs) < 3 * _EDGE:
+            return ()
+        levels = [fmean(p[1] for p in pairs[i : i + _EDGE]) for i in range(len(pairs) - _EDGE + 1)]
+        at = max(range(len(levels)), key=levels.__getitem__)
+        best, last = pairs[at : at + _EDGE], pairs[-_LATEST:]
+        now, doubt = fmean(p[1] for p in last), math.sqrt(1.0 / _EDGE + 1.0 / _LATEST)
+        fell, rose = levels[at] - now, fmean(p[0] for p in last) - fmean(p[0] for p in best)
+        noise = [_noise([p[i] for p in pairs]) for i in (0, 1)]
+        gained = levels[at] - pairs[0][1]
+        enough = fell > max(_FALLEN * max(gained, 0.1 * abs(levels[at])), 4.0 * noise[1] * doubt)
+        if not (enough and rose > 2.0 * noise[0] * doubt):
+            if fell < 0.5 * _FALLEN * gained and "held-out" in self._told:
+                self._told.remove("held-out")
+            return ()
+        what = (
+            f"the reward rose from {fmean(p[0] for p in best):.3g} to {fmean(p[0] for p in last):.3g} while the "
+            f"held-out reward fell from {levels[at]:.3g} to {now:.3g}"
+        )
+        severity: Severity = "info" if "held-out" in self._told else "warn"
+        self._told = sorted({*self._told, "held-out"})
+        since = int(best[-1][2])
+        limit = levels[at] - _FALLEN * gained
+        return (finding(self.name, step, severity, now, limit, what, baseline=levels[at], since=since),)
+
+    def _long(self, metrics: Mapping[str, float], step: int) -> tuple[Finding, ...]:
+        """Responses that fill up to the limit, where they did not at first."""
+        share = metrics.get("truncated_share")
+        if share is None:
+            return ()
+        first, last = self._lengths
+        (first if len(first) < 16 else last).append(share)
+        del last[:-16]
+        if len(last) < 16 or "length" in self._told or not (fmean(first) < 0.2 and fmean(last) > 0.6):
+            return ()
+        self._told = sorted({*self._told, "length"})
+        what = f"{fmean(last):.0%} of the responses are cut off at the length limit, {fmean(first):.0%} were at first"
+        return (finding(self.name, step, "warn", fmean(last), 0.6, what, baseline=fmean(first)),)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        pairs, lengths = [list(pair) for pair in self._pairs], [list(part) for part in self._lengths]
+        return {"rewards": list(self._rewards), "pairs": pairs, "lengths": lengths, "told": list(self._told)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._rewards = [float(v) for v in state["rewards"]]
+        self._pairs = [[float(v) for v in pair] for pair in state["pairs"]]
+        self._lengths = [[float(v) for v in part] for part in state["lengths"]]
+        self._told = [str(name) for name in state["told"]]
+
+
+def _noise(values: list[float]) -> float:
+    """Of one reading, from the differences of neighbours; not less than their root mean square shows."""
+    differences = [abs(b - a) for a, b in pairwise(values)]
+    return max(SIGMA_PER_MAD * median(differences), math.sqrt(fmean(d * d for d in differences))) / math.sqrt(2.0)
+
+
+_LONG, _SHORT = 256, 32  # readings
+_GREW, _ERRED = 10.0, 100.0  # times, within the long window
+
+
+@final
+class ValueDivergence:
+    """Warns when the value function runs away: values 10 times and errors 100 times those of 256 readings before.
+
+    Not where the reward has risen as well. Also when it explains less than a constant would (explained variance below
+    -0.5) with ten times its error before.
+    """
+
+    name = "value-divergence"
+    needs = "metrics"
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[float]] = {
+            "value_loss": [],
+            "value_mean": [],
+            "explained_variance": [],
+            "reward": [],
+        }
+        self._told = False
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return a finding when errors and values grow without more reward."""
+        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
+        if "value_loss" not in metrics:
+            return ()
+        for name, values in self._kept.items():
+            if name in metrics:
+                values.append(metrics[name])
+                del values[:-_LONG]
+        losses = self._kept["value_loss"]
+        if len(losses) < _LONG // 2:
+            return ()
+        before, now = median(losses[:_SHORT]), median(losses[-_SHORT:])
+        size = [abs(median(part)) for part in self._ends("value_mean")]
+        rewards = [fmean(part) for part in self._ends("reward")]
+        risen = len(rewards) == 2 and rewards[1] > rewards[0] + 0.1 * abs(rewards[0])
+        ran_away = len(size) == 2 and size[1] > _GREW * max(size[0], 1.0) and now > _ERRED * before
+        fits = self._kept["explained_variance"][-_SHORT:]
+        useless = len(fits) == _SHORT and median(fits) < -0.5 and now > _GREW * before
+        if not (ran_away or useless) or risen:
+            self._told = self._told and now > _GREW * before
+            return ()
+        if self._told:
+            return ()
+        self._told = True
+        what = f"the error of the value function grew from {before:.3g} to {now:.3g}"
+        what += f", its values from {size[0]:.3g} to {size[1]:.3g}" if ran_away else f", it explains {median(fits):.2g}"
+        since = signals.step - _SHORT
+        return (finding(self.name, signals.step, "warn", now, _GREW * before, what, baseline=before, since=since),)
+
+    def _ends(self, name: str) -> list[list[float]]:
+        values = self._kept[name]
+        return [values[:_SHORT], values[-_SHORT:]] if len(values) >= _LONG // 2 else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {"kept": {name: list(values) for name, values in self._kept.items()}, "told": self._told}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._kept = {name: [float(v) for v in state["kept"].get(name, ())] for name in self._kept}
+        self._told = bool(state["told"])

@@ -1,0 +1,225 @@
+"""Signs in the graph of the loss: what it depends on, what is cut off, where it is still, and where it explodes."""
+
+from steadystep.diagnosis.facts import Facts, names
+from steadystep.diagnosis.learning import (
+    JUDGED_AFTER,
+    base_of,
+    has_learned,
+    is_judged,
+    is_policy,
+    learns,
+    progress,
+    stuck,
+    supervised,
+    target,
+    worse_than_constant,
+)
+from steadystep.diagnosis.measured import is_bias
+from steadystep.diagnosis.output_evidence import first_and_last
+
+_LONG = 50  # updates
+_MANY = 1 / 3  # of the trained tensors
+_PART = 0.25  # of them, which is more than a spare head
+_SHARP = 0.95  # the largest share of a softmax, in the mean
+_STILL, _SLOW = 1e-4, 1e-3  # of the largest update, by the size of the weights
+_LOUD = 1e4
+_ALIKE = 1e-6  # of the size of an output
+
+
+def never_trained(facts: Facts) -> str:
+    """Many parameters that the optimizer holds and that never had a gradient."""
+    seen = facts.measured
+    missing = seen.untouched(facts.structure) if seen.touched and facts.trace.num_updates >= _LONG else ()
+    total = len(facts.structure.trained)
+    if not missing or len(missing) < _MANY * total or has_learned(facts):  # spare parts are no fault
+        return ""
+    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
+
+
+def behind_no_grad(facts: Facts) -> str:
+    """Parameters in the optimizer that the forward pass uses under `no_grad`, in a run that learns little."""
+    last, seen = facts.measured.outputs.last, facts.measured
+    blind = () if last is None else tuple(n for n in last.unlinked if n not in seen.touched)
+    if not blind or facts.trace.num_updates < _LONG or learns(facts):
+        return ""
+    return f"{len(blind)} parameters in the optimizer are used under no_grad only ({names(blind)})"
+
+
+def in_no_optimizer(facts: Facts) -> str:
+    """Parameters that no optimizer holds: the last layer, or any in a run that learns little."""
+    unheld, last = facts.structure.unheld, facts.measured.outputs.last
+    if last is not None and last.unheld is not None:  # a target network is left out on purpose
+        unheld = tuple(name for name in unheld if name in last.unheld)
+    if not unheld or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
+        return ""
+    if last is not None and last.untrained:
+        return f"the output comes from {names(last.untrained)}, which require a gradient and are in no optimizer"
+    if not is_judged(facts) or learns(facts):
+        return ""
+    return f"{len(unheld)} parameters require a gradient and are in no optimizer ({names(unheld)})"
+
+
+def outside_the_model(facts: Facts) -> str:
+    """Layers that the output depends on and that are no part of the model, in a run that learns little."""
+    last = facts.measured.outputs.last
+    if last is None or not last.outside or learns(facts) or not is_judged(facts):
+        return ""
+    return (
+        f"the output depends on {last.outside} parameters that are in no optimizer and not registered in the model, "
+        "as in a plain list"
+    )
+
+
+def cut_graph(facts: Facts) -> str:
+    """A part of the forward pass is taken out of the graph, in a run that learned nothing."""
+    last, found = facts.measured.outputs.last, stuck(facts)
+    if last is None or not last.cuts or last.terms != 1 or found is None or not found.at_base:
+        return ""
+    return f"the forward pass calls {', '.join(sorted(set(last.cuts)))}(), behind which no gradient gets; {found}"
+
+
+def inner_axis(facts: Facts) -> str:
+    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
+    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
+
+
+def batch_as_time(facts: Facts) -> str:
+    """A layer without batch_first that is given (batch, time, features)."""
+    last = facts.measured.outputs.last
+    if last is None or not last.misread or learns(facts):
+        return ""
+    return f"{', '.join(last.misread[:3])} is not batch_first and is given the batch as its first dimension"
+
+
+def severed(facts: Facts) -> str:
+    """Parameters that the forward pass computes with, while the loss does not depend on what comes out."""
+    last, total = facts.measured.outputs.last, len(facts.structure.trained)
+    if last is None or not last.severed or facts.opposed or facts.measured.loop.turns:
+        return ""
+    cut = tuple(name for name in last.severed if name not in facts.measured.touched)
+    if not cut or facts.trace.num_updates < _LONG or (learns(facts) and len(cut) < _PART * total):
+        return ""
+    by = f", behind {', '.join(sorted(set(last.cuts)))}()" if last.cuts else ""
+    return (
+        f"{len(cut)} of {total} parameters are computed with, and the loss does not depend on them{by} ({names(cut)})"
+    )
+
+
+def still_layers(facts: Facts) -> str:
+    """Most weights get next to nothing of the updates that others get, in a run that learns little."""
+    probe = facts.probe
+    if probe is None or not probe.update_rms or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = {n: update / weight for n, weight, update in columns if weight > 0.0 and not is_bias(n)}
+    most = max(moves.values(), default=0.0)
+    least = (_SLOW if facts.structure.scale_free else _STILL) * most
+    still = [n for n, move in moves.items() if move < least and n in facts.measured.touched]
+    if len(still) < 0.5 * len(moves) or len(moves) < 3:
+        return ""
+    share = f"{len(still)} of {len(moves)} weights ({names(still)})"
+    return f"the updates of {share} are below {least / most:g} of the largest, by the size of the weights"
+
+
+def starved_layers(facts: Facts) -> str:
+    """The same where updates are gradients: the gradient does not get there."""
+    return "" if facts.structure.scale_free else still_layers(facts)
+
+
+def slow_layers(facts: Facts) -> str:
+    """The same where the size of the gradient does not matter: the rates of the layers are far apart."""
+    return still_layers(facts) if facts.structure.scale_free else ""
+
+
+def sharp_softmax(facts: Facts) -> str:
+    """A softmax inside of the model that was all but certain before anything was learned."""
+    first, _ = first_and_last(facts)
+    if first is None or not first.sharpest > _SHARP or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return (
+        f"a softmax inside of the model gave {first.sharpest:.0%} to one element at step {first.step}: it is saturated"
+    )
+
+
+def faint_part(facts: Facts) -> str:
+    """A further output of the model is the same for every sample, in a run that learns little."""
+    first, last = first_and_last(facts)
+    if first is None or last is None or learns(facts) or facts.opposed:
+        return ""
+    if not max(first.faintest, last.faintest) <= _ALIKE or first.input_spread == 0.0:
+        return ""
+    return (
+        f"one of the model's outputs was the same for all {last.shape[0]} samples at steps {first.step} and {last.step}"
+    )
+
+
+def loud_start(facts: Facts) -> str:
+    """Outputs and gradients that were enormous before the first update, and a loss still above a constant's."""
+    found, part, norms = worse_than_constant(facts), target(facts), facts.trace.first_norms
+    if found is None or found.base is None or part is None or not norms or part.std > 50.0 or abs(part.mean) > 50.0:
+        return ""
+    first, inputs = facts.trace.first[0], facts.inputs
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if first < 100.0 * found.base or norms[0] < 100.0:
+        return ""
+    return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
+
+
+def high_first_loss(facts: Facts) -> str:
+    """A first loss ten times that of a constant prediction, with inputs of usual size, in a run that learns little."""
+    found, inputs = progress(facts), facts.inputs
+    if found is None or found.base is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if inputs is not None and max(abs(inputs.mean), inputs.std) >= 20.0:
+        return ""
+    if facts.measured.outputs.loss[0] not in ("cross-entropy", "nll") or not facts.trace.first[0] > 10.0 * found.base:
+        return ""
+    return f"the first loss was {facts.trace.first[0]:.3g}: wrong answers were certain before the first update; {found}"
+
+
+def far_above(facts: Facts) -> str:
+    """A loss of several terms that is still far above what a constant prediction has in each of them."""
+    last, curve = first_and_last(facts)[1], facts.curve
+    if last is None or curve is None or last.target is None or supervised(facts) or is_policy(facts) or facts.opposed:
+        return ""
+    base, text = base_of(last.kind, last.target)
+    if base is None or last.terms < 2 or last.kind not in ("mse", "l1", "huber"):
+        return ""
+    if facts.trace.num_updates < JUDGED_AFTER or curve.late < 30.0 * last.terms * base:
+        return ""
+    if not facts.trace.first_norms[0] > 100.0:
+        return ""
+    if max(abs(last.target.mean), last.target.std) >= 20.0:
+        return ""
+    norm = facts.trace.first_norms[0]
+    return f"the loss is {curve.late:.3g} and {text} {base:.3g}; the first gradient norm was {norm:.3g}"
+
+
+def infinite_at_once(facts: Facts) -> str:
+    """A gradient that is infinite from the first step on, in most of the model, while the loss is a number."""
+    seen = facts.incidents.get("non-finite-gradient")
+    if (
+        seen is None
+        or seen.first > 1
+        or "infinite" not in seen.what
+        or len(seen.names) < 3
+        or facts.incidents.get("non-finite-loss")
+    ):
+        return ""
+    return f"the loss is a number and its gradient is infinite from step {seen.first} on: it grows from layer to layer"
+
+
+def loud_gradients(facts: Facts) -> str:
+    """A first loss and first gradients thousands of times those at the end, with inputs and targets of usual size."""
+    curve, first, norms = facts.curve, facts.trace.first, facts.trace.norms
+    part, inputs = target(facts), facts.inputs
+    if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
+        return ""
+    sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
+    early = norms[: max(4, len(norms) // 4)]
+    if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
+        return ""
+    return (
+        f"the first loss was {first[0]:.3g} and its gradient norm {norms[0]:.3g}; later losses reach {curve.best:.3g}"
+    )

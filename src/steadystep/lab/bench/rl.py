@@ -1,0 +1,225 @@
+"""`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
+
+A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
+half of what its healthy twin gains. Seeds 0 to 2 were for choosing; seeds 700 and 701 are for reporting, run once.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
+from steadystep.lab.rl import COLLAPSES, PROGRAMS
+from steadystep.lab.rl.run import run_arm as run_program
+
+JUDGE_SEEDS = (700, 701)
+BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}
+QUICK = ("proxy reward, grid", "wrong sign, a2c", "NaN rewards, dqn")
+
+
+def jobs(choice: Choice) -> list[StudyJob]:
+    """Return every healthy program by a plain loop and guarded, and every collapse observed and guarded."""
+    seeds = choice.pick(full=JUDGE_SEEDS, quick=(0,))
+    collapses = [COLLAPSES[name] for name in QUICK] if choice.quick else list(COLLAPSES.values())
+    programs = dict.fromkeys(c.program for c in collapses) if choice.quick else PROGRAMS
+    asked = []
+    for name in programs:  # the twin first: a study that is stopped half-way can judge what it has
+        asked += [(name, "", arm) for arm in ("plain", "autopilot")]
+        asked += [(name, c.name, arm) for c in collapses if c.program == name for arm in ("observe", "autopilot")]
+    return [
+        StudyJob(
+            key=f"{program}/{collapse or 'healthy'}/{seed}/{arm}",
+            args={"program": program, "collapse": collapse, "seed": seed, "arm": arm},
+        )
+        for seed in seeds
+        for program, collapse, arm in asked
+    ]
+
+
+def run(job: StudyJob) -> Row:
+    """Return the row of one run."""
+    args = job.args
+    return run_program(args["program"], args["seed"], args["arm"], collapse=args["collapse"])
+
+
+@final
+class Rewards:
+    """What the curves of one collapse say, beside those of its healthy twin."""
+
+    def __init__(self, observed: Row, twin: Row) -> None:
+        self.start = COLLAPSES[observed["collapse"]].first_step(observed["seed"])
+        self._first = twin["curve"][0][1]
+        self._curve = observed["curve"]
+        self.gained = max((score for step, score in self._curve if step <= self.start), default=self._first)
+        self.gained -= self._first
+        self._twin_gained = twin["final"] - self._first
+        self._final = observed["final"]
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether half of the gain is lost at the end, or half of the twin's was never reached."""
+        gain = self._final - self._first
+        return not (gain > 0.5 * self.gained and gain > 0.5 * self._twin_gained)
+
+    @property
+    def deadline(self) -> int:
+        """The first evaluation after the change at which half of the gain is lost; the last step where none is.
+
+        A run that was to gain most of its reward after the change has until the end as well.
+        """
+        late = self.gained < 0.5 * self._twin_gained
+        half = self._first + 0.5 * self.gained
+        lost = [step for step, score in self._curve if step > self.start and not score > half]
+        return int(lost[0] if lost and not late else self._curve[-1][0])
+
+
+def _share(row: Row, twin: Row) -> float:
+    """The final reward over the twin's; nothing is left of weights that are lost."""
+    final: float = row["final"] / twin["final"]
+    return final if math.isfinite(final) else 0.0
+
+
+def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
+    """One collapse with one seed."""
+    rewards, planted = Rewards(observed, twin), COLLAPSES[observed["collapse"]]
+    said = [each for each in observed["said"] if each[0] >= rewards.start]
+    named = [each for each in said if each[3] in planted.causes]
+    in_time = [each for each in said if each[0] <= rewards.deadline]
+    ratio = math.nan if guarded is None else _share(guarded, twin)
+    return {
+        "collapse": planted.name,
+        "seed": observed["seed"],
+        "collapsed": rewards.collapsed,
+        "deadline": rewards.deadline - rewards.start,
+        "noticed": in_time[0][0] - rewards.start if in_time else None,
+        "lead": rewards.deadline - in_time[0][0] if in_time else None,
+        "named": any(each[0] <= rewards.deadline for each in named),
+        "said": dict(Counter(each[3] for each in in_time)),
+        "twin": twin["final"],
+        "observed": _share(observed, twin),
+        "guarded": ratio,
+        "recovered": ratio >= BARS["of_twin"],
+        "did": [] if guarded is None else [each for _, each in guarded["did"]],
+        "halted": "" if guarded is None else guarded["halted"],
+    }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the collapses one by one and together, and what was said and done in healthy runs."""
+    found = {(row["program"], row["collapse"], row["seed"], row["arm"]): row for row in rows}
+    lines = []
+    for (program, collapse, seed, arm), row in found.items():
+        twin = found.get((program, "", seed, "plain"))
+        if collapse and arm == "observe" and twin is not None:
+            lines.append(_line(row, found.get((program, collapse, seed, "autopilot")), twin))
+    counted = [line for line in lines if line["collapsed"]]
+    guarded = [line for line in counted if line["guarded"] == line["guarded"]]
+    return {
+        "bars": BARS,
+        "collapses": len(counted),
+        "harmless": len(lines) - len(counted),
+        "noticed_in_time": sum(line["noticed"] is not None for line in counted),
+        "named_in_time": sum(line["named"] for line in counted),
+        "lead": median([line["lead"] for line in counted if line["lead"] is not None] or [math.nan]),
+        "guarded": len(guarded),
+        "recovered": sum(line["recovered"] for line in guarded),
+        "better": sum(line["guarded"] > line["observed"] + 0.02 for line in guarded),
+        "worse": sum(line["guarded"] < line["observed"] - 0.02 for line in guarded),
+        "halted": sum(bool(line["halted"]) for line in guarded),
+        "healthy": _healthy(found),
+        "lines": lines,
+    }
+
+
+def _healthy(found: dict[tuple[str, str, int, str], Row]) -> dict[str, Any]:
+    guarded = {key: row for key, row in found.items() if not key[1] and key[3] == "autopilot"}
+    steps = sum(row["steps"] for row in guarded.values())
+    warnings = [(key[0], key[2], *each) for key, row in guarded.items() for each in row["said"]]
+    pairs = [
+        (row, found[program, "", seed, "plain"])
+        for (program, _, seed, _), row in guarded.items()
+        if (program, "", seed, "plain") in found
+    ]
+    return {
+        "runs": len(guarded),
+        "steps": steps,
+        "warnings": warnings,
+        "per_10k": 1e4 * len(warnings) / steps if steps else math.nan,
+        "acts": [(key[0], key[2], *each) for key, row in guarded.items() for each in row["did"]],
+        "compared": len(pairs),
+        "identical": sum(one["digest"] == other["digest"] for one, other in pairs),
+    }
+
+
+def table(rows: Sequence[Row]) -> RenderableType:
+    """Show one line per collapse, and one for the healthy runs."""
+    told = summary(rows)
+    shown = Table(title="Planted collapses of small RL programs", caption=_caption(told))
+    for column in ("collapse", "program", "collapsed", "in time", "named", "lead", "observed", "guarded", "did"):
+        shown.add_column(column, justify="left" if column in ("collapse", "program", "did") else "right")
+    for name, planted in COLLAPSES.items():
+        lines = [line for line in told["lines"] if line["collapse"] == name]
+        if not lines:
+            continue
+        counted = [line for line in lines if line["collapsed"]]
+        leads = [line["lead"] for line in counted if line["lead"] is not None]
+        did = Counter(each for line in counted for each in line["did"])
+        shown.add_row(
+            name,
+            planted.program,
+            f"{len(counted)}/{len(lines)}",
+            f"{len(leads)}/{len(counted)}",
+            f"{sum(line['named'] for line in counted)}/{len(counted)}",
+            f"{median(leads):.0f}" if leads else "-",
+            _mean([line["observed"] for line in counted]),
+            _mean([line["guarded"] for line in counted]),
+            ", ".join(f"{each} {count}" for each, count in did.most_common(2)) or "-",
+        )
+    return Group(shown, _healthy_table(told["healthy"]))
+
+
+def _mean(values: list[float]) -> str:
+    """A mean in percent."""
+    known = [value for value in values if value == value]
+    return f"{math.fsum(known) / len(known):.0%}" if known else "-"
+
+
+def _caption(told: dict[str, Any]) -> str:
+    of = f" of {told['collapses']}"
+    return (
+        f"{told['collapses']} runs collapsed when only observed: noticed in time {told['noticed_in_time']}, with the "
+        f"right cause {told['named_in_time']}{of}, median lead {told['lead']:.0f} steps; guarded at 95 % of the "
+        f"healthy twin {told['recovered']} of {told['guarded']}, better than observed {told['better']}, worse "
+        f"{told['worse']}, halted {told['halted']}. In time: before half of the gained reward is lost. observed, "
+        "guarded: final reward over the healthy twin's"
+    )
+
+
+def _healthy_table(healthy: dict[str, Any]) -> RenderableType:
+    shown = Table(title="Healthy programs, guarded")
+    for column in ("runs", "steps", "warnings", "per 10,000", "acts", "bit-identical"):
+        shown.add_column(column, justify="right")
+    shown.add_row(
+        str(healthy["runs"]),
+        f"{healthy['steps']:,}",
+        str(len(healthy["warnings"])),
+        f"{healthy['per_10k']:.2f}",
+        str(len(healthy["acts"])),
+        f"{healthy['identical']}/{healthy['compared']}",
+    )
+    return shown
+
+
+STUDY = Study(
+    name="rl",
+    about="planted collapses of small RL programs: noticed, lead, final reward; false alarms in healthy ones",
+    jobs=jobs,
+    run=run,
+    table=table,
+    summary=summary,
+)

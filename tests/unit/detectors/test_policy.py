@@ -1,0 +1,129 @@
+"""Detectors of a policy: where exactly each speaks, and that healthy noise says nothing."""
+
+import random
+from typing import Any
+
+import pytest
+
+from steadystep.detectors import (
+    DeadGroups,
+    PolicyMismatch,
+    RatioExplosion,
+    RewardCollapse,
+    RewardHacking,
+    ValueDivergence,
+)
+from steadystep.records import Finding
+from tests.unit.detectors.feeding import fed, row, said
+
+
+def shown(make: Any, **metrics: list[float]) -> list[Finding]:
+    count = len(next(iter(metrics.values())))
+    return fed(make, [row(i, metrics={name: values[i] for name, values in metrics.items()}) for i in range(count)])
+
+
+def noisy(level: float, noise: float, count: int, seed: int = 0) -> list[float]:
+    rng = random.Random(seed)
+    return [level + rng.gauss(0.0, noise) for _ in range(count)]
+
+
+class TestRatioExplosion:
+    @pytest.mark.parametrize(("ratio", "severities"), [(4.9, []), (6.0, ["warn"]), (25.0, ["act"] * 5)])
+    def test_far_beyond_the_largest_so_far(self, ratio: float, severities: list[str]) -> None:
+        found = shown(RatioExplosion, ratio_max=[1.5] * 40 + [ratio] * 5)
+        assert [f.severity for f in found] == severities
+        assert all(f.where == ("ratio_max",) for f in found)
+
+    def test_refuses_the_rest_of_a_rollout_and_then_lets_go(self) -> None:
+        found = shown(RatioExplosion, ratio_max=[1.5] * 40 + [30.0] * 40)
+        assert [f.step for f in found if f.severity == "act"] == list(range(40, 56))
+
+    def test_not_before_32_readings(self) -> None:
+        assert shown(RatioExplosion, ratio_max=[1.1] * 31 + [1e6]) == []
+
+    def test_epochs_over_one_rollout_are_usual(self) -> None:
+        assert shown(RatioExplosion, ratio_max=[1.0, 1.4, 1.9, 2.6] * 40, kl_old=[0.0, 0.01, 0.02, 0.04] * 40) == []
+
+
+class TestPolicyMismatch:
+    def test_extreme_disagreement_is_refused_for_as_long_as_it_lasts(self) -> None:
+        found = shown(PolicyMismatch, mismatch=[0.01] * 40 + [0.6] * 30)
+        assert [f.step for f in found if f.severity == "act"] == list(range(40, 70))
+
+    def test_above_the_level_three_times(self) -> None:
+        found = shown(PolicyMismatch, mismatch=[0.01] * 40 + [0.08] * 5)
+        assert said(found) == [(42, "warn")]
+        assert found[0].since == 40
+
+    def test_disagreement_from_the_start(self) -> None:
+        assert said(shown(PolicyMismatch, mismatch=[0.2] * 60)) == [(31, "warn")]
+        assert said(shown(PolicyMismatch, ess=[0.3] * 60)) == [(31, "warn")]
+        assert shown(PolicyMismatch, mismatch=noisy(0.03, 0.005, 200), ess=noisy(0.95, 0.01, 200, 1)) == []
+
+
+class TestDeadGroups:
+    def test_sixteen_readings(self) -> None:
+        dead = [0.2] * 20 + [0.95] * 30
+        assert said(shown(DeadGroups, zero_variance_groups=dead, reward=[0.1] * 50)) == [(35, "warn")]
+        assert said(shown(DeadGroups, zero_variance_groups=dead, reward=[0.1] * 20 + [0.9] * 30)) == [(35, "info")]
+        assert shown(DeadGroups, zero_variance_groups=[0.95, 0.8] * 40) == []
+
+
+class TestRewardCollapse:
+    def test_a_loss_of_what_was_gained(self) -> None:
+        rise = [0.1 + 0.8 * min(i / 60, 1.0) + noise for i, noise in enumerate(noisy(0.0, 0.02, 100))]
+        found = shown(RewardCollapse, reward=rise + noisy(0.2, 0.02, 30))
+        assert [f.severity for f in found if f.severity == "warn"] == ["warn"]
+        warned = next(f for f in found if f.severity == "warn")
+        assert warned.step <= 110
+        assert warned.since is not None
+        assert warned.since < 104
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_noise_and_plateaus_give_no_warning(self, seed: int) -> None:
+        rise = [min(i / 100, 1.0) for i in range(400)]
+        curve = [level + noise for level, noise in zip(rise, noisy(0.0, 0.3, 400, seed), strict=True)]
+        found = shown(RewardCollapse, reward=curve) + shown(RewardCollapse, reward=noisy(0.0, 1.0, 400, seed))
+        assert [f for f in found if f.severity != "info"] == []
+
+    def test_repeated_readings_count_once(self) -> None:
+        rise = [0.1 + 0.8 * min(i / 60, 1.0) + noise for i, noise in enumerate(noisy(0.0, 0.02, 100))]
+        once = [f.value for f in shown(RewardCollapse, reward=rise + noisy(0.2, 0.02, 30))]
+        each = [value for value in rise + noisy(0.2, 0.02, 30) for _ in range(4)]
+        assert [f.value for f in shown(RewardCollapse, reward=each)] == once
+
+
+class TestRewardHacking:
+    def test_reward_up_and_held_out_down(self) -> None:
+        reward = [i / 200 + noise for i, noise in enumerate(noisy(0.0, 0.01, 200))]
+        good = [min(i, 100) / 200 - max(0, i - 120) / 100 for i in range(200)]
+        stream = [
+            row(i, metrics={"reward": reward[i]} | ({"held_out_reward": good[i]} if i % 5 == 0 else {}))
+            for i in range(200)
+        ]
+        found = fed(RewardHacking, stream)
+        assert [f.severity for f in found if f.severity != "info"] == ["warn"]
+        assert 120 < found[0].step < 160
+
+    def test_both_down_is_no_hacking(self) -> None:
+        curve = [min(i, 100) / 200 - max(0, i - 120) / 100 for i in range(200)]
+        assert shown(RewardHacking, reward=curve, held_out_reward=curve) == []
+
+    def test_responses_that_fill_up(self) -> None:
+        found = shown(RewardHacking, truncated_share=[0.05] * 30 + [0.9] * 30)
+        assert [f.severity for f in found] == ["warn"]
+
+
+class TestValueDivergence:
+    def test_values_and_errors_that_multiply(self) -> None:
+        loss = [1.0] * 150 + [1.1**i for i in range(120)]
+        mean = [5.0] * 150 + [5.0 * 1.05**i for i in range(120)]
+        found = shown(ValueDivergence, value_loss=loss, value_mean=mean, reward=[1.0] * 270)
+        assert [f.severity for f in found] == ["warn"]
+        rising = [1.0] * 150 + [1.0 + 0.1 * i for i in range(120)]
+        assert shown(ValueDivergence, value_loss=loss, value_mean=mean, reward=rising) == []
+
+    def test_the_beginning_of_a_critic(self) -> None:
+        loss = [min(10.0, 0.1 + 0.1 * i) for i in range(400)]
+        mean = [min(50.0, 0.5 * i) for i in range(400)]
+        assert shown(ValueDivergence, value_loss=loss, value_mean=mean, reward=[i / 4 for i in range(400)]) == []
