@@ -138,9 +138,8 @@ class Watcher:
         self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if (
-            find_loss and self.guard._parts.ranks.stages is None
-        ):  # why: a schedule divides the gradients after its last backward
+        # why not in a pipeline: a schedule divides the gradients after its last backward
+        if find_loss and self.guard._parts.ranks.stages is None:
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
