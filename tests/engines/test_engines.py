@@ -72,7 +72,7 @@ def test_replicas_of_torchft_commit_no_nan(tmp_path: Path) -> None:
 def test_an_example(package: str, name: str, told: str, tmp_path: Path) -> None:
     needs(package)
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert told in done.stdout
 

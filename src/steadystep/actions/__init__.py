@@ -21,7 +21,7 @@ from steadystep.optimizers import Trained
 from steadystep.parallel.stages import Stages
 from steadystep.precision import Precision
 from steadystep.records import Action, Diagnosis, Outcome, Plan
-from steadystep.rl.controls import Controls
+from steadystep.rl import Controls
 
 if TYPE_CHECKING:
     from steadystep.engine.learning_rate import LearningRate
@@ -99,13 +99,10 @@ class Updater:
         sharded: "Gradients | Stages | None" = None,
         copy_from: Callable[[int, Optimizer], None] | None = None,
     ) -> None:
-        self._optimizer = optimizer
-        self._precision = precision
-        self._buffers = buffers
+        self._optimizer, self._precision = optimizer, precision
+        self._buffers, self._recovery = buffers, recovery
         self.runner = runner
-        self._lr = learning_rate
-        self._recovery = recovery
-        self._probing = probing
+        self._lr, self._probing = learning_rate, probing
         self._clip_norm, self._clip_value, self._clip_rule = clip_norm, clip_value, clip_rule
         self._tensor_clip = tensor_clip
         self._sharded = sharded

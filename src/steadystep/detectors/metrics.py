@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
-from steadystep.rl.forecast import CeilingFit
+from steadystep.rl import CeilingFit
 from steadystep.rl.vocabulary import canonical, conversion
 from steadystep.stats import Level
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, Literal, final
 
-from steadystep.records import GRAVE, Counterfactual, Damage, DetectorName, Finding, Severity, Signals
+from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
 
 _FEWEST, _MOST = 8, 24  # batches
 _CERTAIN = 4.0  # standard errors
@@ -20,7 +20,7 @@ _TREND = 16  # batches: with fewer, a fall is chance
 _FALLS = 1.2  # sigma of the losses: noise alone falls by less between its ends
 _EDGE = 4  # batches at either end, for the trend
 _FEWEST_BAD = 3  # batches in a row
-_OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
+OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
@@ -141,7 +141,7 @@ class RollbackTrial:
     def _puts_aside(self, old_loss: float, current_loss: float) -> bool:
         """The batch is bad under any weights, as all were since the trial began; good ones may follow."""
         finding = self.finding
-        if self._pairs or not self._replays or finding is None or finding.detector not in _OF_THE_LOSS:
+        if self._pairs or not self._replays or finding is None or finding.detector not in OF_THE_LOSS:
             return False
         if finding.baseline is None or not math.isfinite(old_loss) or old_loss <= finding.limit:
             return False
@@ -202,7 +202,6 @@ LASTING = (
 )
 """Detectors of a lasting rise, whose findings are tested with earlier weights."""
 _STUCK = 2  # refused updates before this one
-_IN_A_ROW = 2  # refused updates from which bad data alone becomes unlikely
 _BY_CHANCE = 0.02  # what older weights may do better on one batch
 _EARLY = DetectorName.EARLY_DIVERGENCE
 _BETTER = 10.0  # times: what the first weights do better on a batch that is theirs to do
@@ -265,31 +264,6 @@ def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
         undone = ordinary and not counterfactual.current_loss <= _BETTER * counterfactual.old_loss
         severity = "act" if undone else "info"
     return replace(finding, severity=severity)
-
-
-def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
-    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
-    if signals.counterfactual is not None and signals.counterfactual.rollouts:
-        return Damage.WEIGHTS
-    asked = {f.detector for f in findings if f.severity in GRAVE}
-    if asked & {
-        DetectorName.ODD_REPLICA,
-        DetectorName.WEIGHT_JUMP,
-        DetectorName.EARLY_DIVERGENCE,
-        DetectorName.SAME_BATCH,  # asked for only where that was found out
-    }:
-        return Damage.WEIGHTS
-    if any(f.detector == DetectorName.BIT_FLIP and f.severity in GRAVE and f.value > 0.0 for f in findings):
-        return Damage.WEIGHTS  # it could not be put back
-    stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
-    stuck = stuck and any(f.severity == "critical" for f in findings)
-    accused = bool(asked & set(_OF_THE_LOSS)) or stuck
-    if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
-        return Damage.WEIGHTS
-    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
-    if stuck and signals.counterfactual is None and any(f.detector == DetectorName.WEIGHT_JUMP for f in findings):
-        return Damage.WEIGHTS
-    return Damage.MOMENTS if asked & {DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE} else Damage.NONE
 
 
 def is_cleared(signals: Signals) -> bool:

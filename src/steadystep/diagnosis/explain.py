@@ -7,15 +7,16 @@ from typing import final
 
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.counterfactual import is_cleared, reach
+from steadystep.diagnosis.counterfactual import OF_THE_LOSS, is_cleared, is_worse
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup, sentence
-from steadystep.records import Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
+from steadystep.records import GRAVE, Action, Damage, DetectorName, Diagnosis, Finding, Plan, Signals, severity_rank
 
 HEALTHY = Diagnosis()
 
 # Updates usually change weights by a thousandth; above a tenth they jump (Nikanjam et al. 2021, TheDeepChecker).
 _BIG_UPDATE = 0.1
 _RISEN = 1.3
+_IN_A_ROW = 2  # refused updates from which bad data alone becomes unlikely
 
 
 @final
@@ -227,3 +228,28 @@ def _counterfactual_evidence(signals: Signals) -> list[str]:
     if tried.batches > 1:
         return [f"the mean loss of the last {tried.batches} batches is {losses}"]
     return [f"the loss of this batch is {losses}"]
+
+
+def reach(signals: Signals, findings: tuple[Finding, ...]) -> Damage:
+    """What the findings claim. Weights are damaged where that is certain, or where older ones do better."""
+    if signals.counterfactual is not None and signals.counterfactual.rollouts:
+        return Damage.WEIGHTS
+    asked = {f.detector for f in findings if f.severity in GRAVE}
+    if asked & {
+        DetectorName.ODD_REPLICA,
+        DetectorName.WEIGHT_JUMP,
+        DetectorName.EARLY_DIVERGENCE,
+        DetectorName.SAME_BATCH,  # asked for only where that was found out
+    }:
+        return Damage.WEIGHTS
+    if any(f.detector == DetectorName.BIT_FLIP and f.severity in GRAVE and f.value > 0.0 for f in findings):
+        return Damage.WEIGHTS  # it could not be put back
+    stuck = signals.refused_in_a_row >= _IN_A_ROW and signals.input_finite is not False
+    stuck = stuck and any(f.severity == "critical" for f in findings)
+    accused = bool(asked & set(OF_THE_LOSS)) or stuck
+    if accused and signals.counterfactual is not None and is_worse(signals.counterfactual):
+        return Damage.WEIGHTS
+    # why: nothing could be run again, but weights that jumped and give nothing finite since are not the data's doing
+    if stuck and signals.counterfactual is None and any(f.detector == DetectorName.WEIGHT_JUMP for f in findings):
+        return Damage.WEIGHTS
+    return Damage.MOMENTS if asked & {DetectorName.POISONED_MOMENTS, DetectorName.DAMAGED_STATE} else Damage.NONE

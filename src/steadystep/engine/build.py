@@ -27,8 +27,7 @@ from steadystep.engine.learning_rate import LearningRate, check_rates
 from steadystep.engine.microbatch_group import check_pipelined
 from steadystep.engine.miscomputation import Recomputation
 from steadystep.engine.parts import Parts, RunState
-from steadystep.engine.playing import Rollouts
-from steadystep.engine.replay import Replayer
+from steadystep.engine.replay import Replayer, Rollouts
 from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer

@@ -112,12 +112,10 @@ class Judge:
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
         doubtful = self.sudden_zero.update(signals) or self.policy_trial.is_due(signals.step)
+        if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
+            found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
         if not found and not doubtful and self.trial.finding is None:
             return Verdict(signals)
-        if self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
-            found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
-            if not found and not doubtful and self.trial.finding is None:
-                return Verdict(signals)
         rest = self._deliberate(signals, found, updates, ceiling, careful=careful, clipped=clipped, doubtful=doubtful)
         return go_on(rest)
 

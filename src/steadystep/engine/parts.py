@@ -33,7 +33,7 @@ from steadystep.parallel import Ranks, SingleProcess
 from steadystep.policy import Budget, EarlyStopping
 from steadystep.precision import Fp32Islands, Precision
 from steadystep.records import Diagnosis
-from steadystep.rl.controls import Controls
+from steadystep.rl import Controls
 from steadystep.signals import GradientSamples, Measurer, UpdateProbes
 from steadystep.signals.checksums import Checksums
 from steadystep.signals.weights import WeightEdits

@@ -1,4 +1,4 @@
-"""Replays updates that a rollback has undone.
+"""Replays updates that a rollback has undone, and plays rollouts of a policy under earlier weights.
 
 From the restored state on, the remembered batches are run once more with the learning rates of then. The first three
 must give the losses they gave: they start from the very same state, so another loss means other data or other random
@@ -12,19 +12,24 @@ for bit, and where a younger state is still there, so has every tensor of it.
 """
 
 import math
+import random
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 
 from steadystep._utils.rng import random_numbers_kept
 from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
+from steadystep.engine.rollouts import ROLLOUTS
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import Signals
+from steadystep.rl import Controls
 from steadystep.signals.gradients import GradientView
+from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
@@ -212,3 +217,37 @@ def _identical(now: Signals, then: Signals) -> bool:
     peaks = dict(zip(then.buffers, then.buffer_peaks, strict=True))
     same = same and all(peaks.get(n, p) == p for n, p in zip(now.buffers, now.buffer_peaks, strict=True))
     return same and (not weighed or now.weight_norms == then.weight_norms)
+
+
+@final
+@dataclass(slots=True)
+class Rollouts:
+    """Plays the policy under the current weights and under those of earlier states; nothing stays changed by it."""
+
+    recovery: Recovery
+    buffers: Buffers
+    device: torch.device
+    alone: bool
+    """One process: others would have to play along."""
+    controls: Controls | None = None
+
+    def scores(self, states: Sequence[Any], seed: int) -> list[list[float]] | None:
+        """What each earns in eight rollouts, the current weights first; None where it cannot be told."""
+        evaluate = None if self.controls is None else self.controls.evaluate
+        if evaluate is None or not self.alone:
+            return None
+        try:
+            played = [[self._play(evaluate, seed + i) for i in range(ROLLOUTS)]]
+            for state in states:
+                with self.recovery.weights_of(state):
+                    played.append([self._play(evaluate, seed + i) for i in range(ROLLOUTS)])
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
+            return None
+        return played if all(math.isfinite(score) for scores in played for score in scores) else None
+
+    def _play(self, evaluate: Any, seed: int) -> float:
+        with torch.no_grad(), self.buffers.untouched(), random_numbers_kept(self.device):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            return float(evaluate())

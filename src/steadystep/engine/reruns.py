@@ -31,7 +31,7 @@ from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 
 if TYPE_CHECKING:
     from steadystep.engine.microbatches import MicroBatchRunner
-    from steadystep.engine.playing import Rollouts
+    from steadystep.engine.replay import Rollouts
 
 _SAME = 1e-3  # of a loss: the same batch under the same weights, at any precision
 

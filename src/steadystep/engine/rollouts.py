@@ -13,7 +13,7 @@ from typing import Any, final
 from steadystep.engine.verdict import Ask, State
 from steadystep.policy import Limits, Mode
 from steadystep.records import Counterfactual, DetectorName, Finding, Signals
-from steadystep.rl.controls import Controls
+from steadystep.rl import Controls
 
 OF_A_POLICY = frozenset(
     {

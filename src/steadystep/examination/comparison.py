@@ -94,12 +94,9 @@ class RepairComparison:
         """
         level = self._fresh.start if trivial is None else trivial
         base = self._base
-        trained = self._bench.updated >= _TRAINED
-        reached = min(base.start, base.end) if trained else math.inf
-        reached = min(reached, math.inf if longer is None else longer.end)
-        if not trained and longer is None:
-            longer = self._run("longer", "as it is, for longer", Variation(), num_steps=self._steps)
-            reached = min(longer.end, base.end)
+        if self._bench.updated < _TRAINED:  # why: a job that has not been trained may only begin slowly
+            return
+        reached = min(base.start, base.end, math.inf if longer is None else longer.end)
         if not math.isfinite(level) or self._o.is_adversarial:
             return
         self._has_room = ROOM * level < reached < 3.0 * level

@@ -21,8 +21,7 @@ from steadystep.signals.activations import SilentHook
 
 BatchLoss = Callable[[Any], Tensor]
 Prepare = Callable[[nn.Module, Optimizer], None]
-_HELD, _HELD_SAMPLES = 8, 128
-"""Batches, and samples where these are small, that trials do not train on, as far as there are enough."""
+_HELD, _HELD_SAMPLES = 8, 128  # batches, and samples where these are small, that trials do not train on
 _AGAIN, _TWO_PER_CENT, _ERRORS = 3, 0.02, 2.5
 
 
@@ -128,8 +127,9 @@ class Workbench:
         updated: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-            given = f"{type(model).__name__}, {type(optimizer).__name__}"
-            raise MisuseError(f"expected a model and an optimizer, got {given}")
+            raise MisuseError(
+                f"expected a model and an optimizer, got {type(model).__name__}, {type(optimizer).__name__}"
+            )
         if needs_closure(optimizer):
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:

@@ -46,7 +46,7 @@ class GuardedOptimizers(OptimizersContainer):  # type: ignore[misc]
 
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         super().__init__(config, model_parts=model_parts)
-        self.wanted = {"config": config.guard, "run_dir": config.run_dir}
+        self.wanted: dict[str, Any] = {"config": config.guard, "run_dir": config.run_dir}
 
 
 @override(target=OptimizersContainer.Config, exact=True, description="steadystep: a guard around every optimizer step")  # type: ignore[untyped-decorator]
@@ -62,7 +62,8 @@ def guarded(
     """
     if not hasattr(Trainer.train, "watches"):
         Trainer.train = _watched(Trainer.train)
-    return derive(optimizer, GuardedOptimizers.Config, guard=config, run_dir=run_dir)
+    made: GuardedOptimizers.Config = derive(optimizer, GuardedOptimizers.Config, guard=config, run_dir=run_dir)
+    return made
 
 
 def watch(

@@ -20,7 +20,7 @@ from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.integrations import ForwardPasses, StepCounts, install_line, without_sinks
 from steadystep.integrations.accelerate import mark_skipped
 from steadystep.records import Outcome
-from steadystep.rl.controls import Controls
+from steadystep.rl import Controls
 from steadystep.rl.vocabulary import canonical
 from steadystep.watching import Watcher
 

@@ -175,11 +175,10 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
     marks = [same_on_all_ranks(next(host), next(host), size) for _ in range(5)]
     in_step, same_settings, same_weights, same_metrics, probe_fits = marks
     questions = tuple(question > 0.0 for question in islice(host, form.questions))
-    ranks = tuple(_ranks(islice(host, _words(size)), size))
-    losses = list(islice(host, form.micro_batches))
+    ranks, losses = tuple(_ranks(islice(host, _words(size)), size)), list(islice(host, form.micro_batches))
     squares = dict(zip(form.names, islice(host, len(form.names)), strict=True))
     known, names = _of_stages(form, host) if form.pipelined else (float(size), signals.names)
-    norms = tuple(math.sqrt(squares[name]) for name in names)
+    norms = {name: math.sqrt(squares[name]) for name in names}
     buffers = {name: tuple(islice(host, 3)) for name in form.buffers}
     peaks = {name: (fourth / seen) ** 0.25 for name, (seen, _, fourth) in buffers.items() if seen}
     inputs = _inputs(next(host), [total / size for total in islice(host, len(_INPUTS))], size)
@@ -189,9 +188,8 @@ def decode(form: PayloadLayout, sums: Sequence[float], signals: Signals, *, prob
             signals,
             loss=loss / (known or math.nan),
             losses=tuple(total / (known or math.nan) for total in losses[: len(signals.losses)]),
-            grad_norm=math.hypot(*norms),
-            names=names,
-            norms=norms,
+            grad_norm=math.hypot(*norms.values()),
+            **_named("names", "norms", norms),
             bad_buffers=tuple(name for name, (_, bad, _) in buffers.items() if bad),
             **_named("buffers", "buffer_peaks", peaks),
             **_named("state", "state_peaks", {EVERYTHING: 0.0} if looked else {}),

@@ -12,10 +12,9 @@ from steadystep.diagnosis.causes import Cause
 from steadystep.records import Incident, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
-from steadystep.runs.hypothetical import hypothetical_run
+from steadystep.runs.hypothetical import hypothetical_run, policy_patterns
 from steadystep.runs.norms import non_finite, norms
 from steadystep.runs.plateau import learning, perfection, plateau
-from steadystep.runs.policy import policy
 from steadystep.runs.reading import (
     FEWEST_EPOCHS,
     FEWEST_POINTS,
@@ -46,12 +45,12 @@ _PATTERNS: tuple[Callable[[Curve], list[Pattern]], ...] = (
     oscillation,
     plateau,
     norms,
-    policy,
+    policy_patterns,
     restarts,
 )
-_ALWAYS = (non_finite, policy, restarts)
-_FEW = (non_finite, perfection, from_the_start, held_out, policy, restarts)
-_ANY_OBJECTIVE = (non_finite, norms, policy, restarts)
+_ALWAYS = (non_finite, policy_patterns, restarts)
+_FEW = (non_finite, perfection, from_the_start, held_out, policy_patterns, restarts)
+_ANY_OBJECTIVE = (non_finite, norms, policy_patterns, restarts)
 _ABOUT_THE_START = (from_the_start, learning)
 _ENDS_HIGH = {"divergence", "spike-unhealed", "non-finite", "learning-rate-too-high"}
 # What the first one explains needs not be said again.

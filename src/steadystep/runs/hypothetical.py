@@ -2,22 +2,38 @@
 
 import math
 import re
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
 
 from steadystep.config import Config
-from steadystep.detectors import sees_every_step
+from steadystep.detectors import (
+    DeadGroups,
+    Detector,
+    EntropyCollapse,
+    FlatReward,
+    KlBlowUp,
+    PolicyMismatch,
+    RatioExplosion,
+    RewardCollapse,
+    RewardHacking,
+    ValueDivergence,
+    sees_every_step,
+)
 from steadystep.detectors.build import build_detectors
 from steadystep.diagnosis import LASTING, explain
+from steadystep.diagnosis.advice import ADVICE
+from steadystep.diagnosis.causes import Cause
 from steadystep.engine.judge import conclude, notice
 from steadystep.policy import Budget, Limits
-from steadystep.records import Action, Counterfactual, Outcome, Signals
+from steadystep.records import Action, Counterfactual, Finding, Outcome, Signals
+from steadystep.rl.vocabulary import canonical
 from steadystep.runs.curve import Curve
 from steadystep.runs.levels import Floats, trailing_median
-from steadystep.runs.reading import PlannedAction
+from steadystep.runs.reading import Pattern, PlannedAction
 
 _EVERY = 20  # points between remembered states
 _REMEMBERED = 16
@@ -172,3 +188,37 @@ def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") ->
         return f"step {int(steps[place])}" if place < len(steps) else match[0]
 
     return re.sub(r"\bstep (\d+)", logged, text)
+
+
+_OF_A_POLICY: tuple[Callable[[], Detector], ...] = (
+    *(PolicyMismatch, RatioExplosion, RewardHacking, ValueDivergence, KlBlowUp, EntropyCollapse),
+    *(RewardCollapse, DeadGroups, FlatReward),
+)
+
+
+def policy_patterns(curve: Curve) -> list[Pattern]:
+    """One pattern per cause, at the first step that showed it; nothing for a run that a guard has watched itself."""
+    if curve.run.is_guarded:
+        return []
+    rows: dict[int, dict[str, float]] = defaultdict(dict)
+    run = curve.run
+    as_loss = [(name, run.loss) for part, name in run.columns.items() if part == "loss"]  # such as a KL loss
+    for name, series in (*run.metrics.items(), *run.validation.items(), *as_loss):
+        if canonical(name) is not None:
+            for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+                rows[int(step)][name] = float(value)
+    detectors = [make() for make in _OF_A_POLICY]
+    first: dict[str, Pattern] = {}
+    for step in sorted(rows):
+        signals = Signals(step=step, loss=0.0, grad_norm=0.0, metrics=rows[step])
+        for found in (finding for detector in detectors for finding in detector.update(signals)):
+            if found.severity != "info":
+                _note(first, signals, found)
+    return list(first.values())
+
+
+def _note(first: dict[str, Pattern], signals: Signals, found: Finding) -> None:
+    cause = explain(signals, (found,)).cause
+    advice = ADVICE[Cause(cause)]
+    if cause not in first:
+        first[cause] = Pattern(kind=cause, severity="warn", step=found.step, evidence=found.what, advice=advice)

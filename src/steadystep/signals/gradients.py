@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ def unreduced_in(model: nn.Module) -> Iterator[Tensor | None]:
 
     Torch has no name for them; where it has moved them to, there are none.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who has used it has imported it
     for module in model.modules() if fsdp is not None else ():
         if not isinstance(module, fsdp.FSDPModule):
             continue

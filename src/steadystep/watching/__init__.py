@@ -108,8 +108,7 @@ class Watcher:
         check_watched(model, optimizer)
         settings = arguments.checked_settings(Config.load(config))
         schedulers, extra = arguments.checked_schedulers(schedulers), _extra_detectors(detectors, scaler)
-        self._tell = arguments.checked_listener(tell)
-        one = arguments.torch_optimizer(optimizer)
+        self._tell, one = arguments.checked_listener(tell), arguments.torch_optimizer(optimizer)
         # why force: a watcher writes no checkpoints that another process could write over
         self.guard = Guard(model, one, config=settings, run_dir=run_dir, detectors=extra, force=True, hparams=hparams)
         """The guard, for `diagnose()`, `validate()`, `keep()` and `state_dict()`; the loop steps."""
@@ -139,9 +138,8 @@ class Watcher:
         self._handles: list[Any] = [each.register_step_pre_hook(eager(self._before)) for each in each_of_them]
         self._handles += [each.register_step_post_hook(eager(self._after)) for each in each_of_them]
         self._seen.before = self._before_backward
-        if (
-            find_loss and self.guard._parts.ranks.stages is None
-        ):  # why: a schedule divides the gradients after its last backward
+        # why not in a pipeline: a schedule divides the gradients after its last backward
+        if find_loss and self.guard._parts.ranks.stages is None:
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 
@@ -176,13 +174,12 @@ class Watcher:
 
     def remove(self) -> None:
         """Remove all hooks and close the guard; the loop runs as before. Leaving a `with` block does the same."""
-        for handle in self._handles:
-            handle.remove()
+        hooked: list[Any] = [*self._handles, *self._scaling, *filter(None, [self._recorder])]
+        for each in hooked:
+            each.remove()
         self._handles = []
         listeners.stop_listening(self._seen)
         listeners.stop_hearing(self._seen)
-        for part in (*self._scaling, *([self._recorder] if self._recorder is not None else [])):
-            part.remove()
         self._step.abandon()
         self.guard.close()
 

@@ -134,5 +134,5 @@ def test_deepspeed_is_named(attach: Any, which: str) -> None:
         kind = type("DeepSpeedZeroOptimizer", (), {"__module__": "deepspeed.runtime.zero.stage_1_and_2"})
         inner, optimizer = optimizer, kind()
         optimizer.optimizer = inner
-    with pytest.raises(UnsupportedError, match=r"DeepSpeed.*fully_shard"):
+    with pytest.raises(UnsupportedError, match=r"DeepSpeed.*integrations.deepspeed.watch"):
         attach(model, optimizer)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.records import BatchStats
-from steadystep.signals.batch_stats import BatchStatistics, Copies, PartStats
+from steadystep.signals.batch_stats import BatchStatistics, PartStats
 from steadystep.signals.gradients import _equal
+from steadystep.signals.losses import Copies
 
 
 def measured(batches: list[tuple[torch.Tensor, ...]]) -> BatchStats:
