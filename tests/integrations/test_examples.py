@@ -52,3 +52,15 @@ def test_trainers(package: str, name: str, tmp_path: Path) -> None:
     assert finite
     assert callback.incidents
     assert not main(tmp_path, guarded=False)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")
+def test_a_policy_that_collapses(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    main = example("trl_grpo_collapse").main
+    plain, _ = main(tmp_path / "plain", guarded=False)
+    kept, did = main(tmp_path / "guarded")
+    assert plain < 0.5 < kept
+    assert any("rollback" in line for line in did)

@@ -47,6 +47,7 @@ PUBLIC = [
     "observe",
     "precision",
     "read_run",
+    "rl",
     "schedule",
     "testing",
     "tracking",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, final
@@ -14,6 +15,7 @@ _SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations
 _SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
 _NOTED, _LOST, _BACK = 0.25, 0.4, 0.15  # of what was gained
 _NOISE = 5.0  # standard deviations of a block
+_OF_A_POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio", "clip_fraction"})
 
 
 @final
@@ -21,7 +23,8 @@ class RewardCollapse:
     """Warns when the reward, or the held-out one, has lost 40 % of its gain, and more than its own noise explains.
 
     Readings that repeat the last one (several updates per rollout) count once. The guard rolls back only where rollouts
-    of an earlier state earn more; a note comes earlier, so that such a state is kept.
+    of an earlier state earn more; a note comes earlier, so that such a state is kept. It stays a note where values are
+    learned without a policy (DQN).
     """
 
     name = "reward-collapse"
@@ -34,7 +37,9 @@ class RewardCollapse:
         """Return a finding when a reward has fallen from its best level."""
         metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
         found = [each.add(metrics[name], signals.step) for name, each in self._series.items() if name in metrics]
-        return tuple(finding for finding in found if finding is not None)
+        # why: where values are learned and no policy, what is greedy changes all at once, and falls that heal are usual
+        only_values = "value_loss" in metrics and not metrics.keys() & _OF_A_POLICY
+        return tuple(replace(f, severity="info") if only_values else f for f in found if f is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""

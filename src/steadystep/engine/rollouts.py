@@ -56,13 +56,11 @@ class PolicyTrial:
 
     def __init__(self) -> None:
         self.controls: Controls | None = None
+        self.due = math.inf
+        """The step at which a warning from before is to be tried again; a number, because every step asks for it."""
         self._finding: Finding | None = None
-        self._next = self._until = 0
+        self._until = 0
         self._proofs: list[Counterfactual] = []
-
-    def is_due(self, step: int) -> bool:
-        """Whether a warning from before is to be tried again."""
-        return self._finding is not None and step >= self._next
 
     def play(
         self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State], mode: Mode
@@ -74,19 +72,19 @@ class PolicyTrial:
         loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
         if loud is not None:
             if self._finding is None:
-                self._next, self._proofs = step, []
+                self.due, self._proofs = step, []
             self._finding, self._until = loud, step + _TRIED_FOR
         suspected = self._finding
-        if suspected is None or step < self._next or signals.counterfactual is not None:
+        if suspected is None or step < self.due or signals.counterfactual is not None:
             return signals, found
-        self._next = step + _TRIED_EVERY
-        if self._next > self._until:
-            self._finding = None
+        self.due = step + _TRIED_EVERY
+        if self.due > self._until:
+            self._finding, self.due = None, math.inf
         tried = yield from _better(signals, [state for state in states if state.step >= 0])
         self._proofs = [] if tried is None else [*self._proofs, tried]
         if tried is None or not self._lasts():
             return signals, found
-        self._finding = None
+        self._finding, self.due = None, math.inf
         acted = replace(suspected, step=step, severity="act")
         return replace(signals, counterfactual=tried), (acted, *(each for each in found if each is not loud))
 

@@ -221,7 +221,7 @@ _PATTERNS = tuple(
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str | None:
-    """Return the canonical name of a logged metric; None for one that is not about a policy.
+    """Return the canonical name of the metric that is logged as `name`; None for one that is not about a policy.
 
     >>> canonical("actor/ppo_kl"), canonical("train/approx_kl"), canonical("loss")
     ('kl_old', 'kl_old', None)
@@ -234,7 +234,9 @@ def canonical(name: str) -> str | None:
 
 
 def translate(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a policy by canonical name, in canonical units; a name given twice keeps its first value.
+    """Return those of `metrics` that are a policy's by canonical name and in canonical units.
+
+    Of several with one canonical name, the one that has it counts, else the first.
 
     >>> translate({"train/entropy_loss": -1.4, "losses/approx_kl": 0.01, "time/fps": 900.0})
     {'entropy': 1.4, 'kl_old': 0.01}

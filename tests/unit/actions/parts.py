@@ -114,7 +114,8 @@ class Bench:
         each = tuple(float(norm) for norm in norms)
         total = float(torch.stack(norms).norm())
         values = {"step": 7, "loss": 2.0, "grad_norm": total, "norms": each, "names": ("a", "b"), "lr": 0.5}
-        return GradientView(Signals(**values | more), held, layout, norms)
+        signals = Signals(**values | more)
+        return GradientView(signals, held, layout, norms, names=signals.names)
 
     def grads(self) -> list[Tensor]:
         return [weight.grad for weight in self.weights if weight.grad is not None]

@@ -70,6 +70,15 @@ class TestDeadGroups:
 
 
 class TestRewardCollapse:
+    def test_where_values_are_learned_without_a_policy_it_is_a_note(self) -> None:
+        curve = [i / 40 for i in range(40)] + noisy(0.2, 0.02, 30)
+        for more, severities in (({}, {"info"}), ({"entropy": 1.0}, {"info", "warn"})):
+            detector, found = RewardCollapse(), []
+            for step, reward in enumerate(curve):
+                metrics = {"reward": reward, "value_loss": 0.1, **more}
+                found += detector.update(Signals(step=step, loss=0.0, grad_norm=1.0, metrics=metrics))
+            assert {f.severity for f in found} == severities
+
     def test_a_loss_of_what_was_gained(self) -> None:
         rise = [0.1 + 0.8 * min(i / 60, 1.0) + noise for i, noise in enumerate(noisy(0.0, 0.02, 100))]
         found = shown(RewardCollapse, reward=rise + noisy(0.2, 0.02, 30))

@@ -108,7 +108,7 @@ class TestSeveralRanks:
             asked.append(wanted)
             return wanted
 
-        ranks = SimpleNamespace(rank=0, size=size, sharded=False, agreements=1, any_rank=any_rank)
+        ranks = SimpleNamespace(rank=0, size=size, sharded=False, stages=None, agreements=1, any_rank=any_rank)
         model = nn.Linear(6, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         none: Any = None

@@ -28,7 +28,9 @@ def config(mode: str = "autopilot", **sections: dict[str, Any]) -> Config:
 
 
 def ranks(*, rank: int = 0, size: int = 2) -> Any:
-    return SimpleNamespace(rank=rank, size=size, on_all=lambda act: act, mean=list, sharded=False, all=bool)
+    return SimpleNamespace(
+        rank=rank, size=size, on_all=lambda act: act, mean=list, sharded=False, stages=None, all=bool
+    )
 
 
 def net(*extra: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -160,7 +160,7 @@ class TestSeveralRanks:
         ranks: Any = SimpleNamespace(
             sharded=sharded,
             all=all_of_them,
-            mean=lambda numbers: [2.0 * n for n in numbers],
+            mean_loss=lambda losses: [2.0 * loss for loss in losses],
             no_sync=nullcontext,
             together=lambda work: work,
         )

@@ -244,6 +244,7 @@ class TestSeveralRanks:
             mean=list,
             adds_up=adds_up,
             sharded=False,
+            stages=None,
             size=2,
             unreduced=Unreduced,
             average_=lambda parameters: log.append(len(parameters)),

@@ -426,7 +426,7 @@ class TestRest:
             given.gradient_samples.due.return_value = due
             given.runner.group.stale = False
             given.judge.judge.return_value = Verdict(SIGNALS)
-            given.measurer.measure.return_value = SimpleNamespace(signals=SIGNALS, grads=["gradient"])
+            given.measurer.measure.return_value = SimpleNamespace(signals=SIGNALS, names=("w",), grads=["gradient"])
             given.runner.group.members = [SimpleNamespace(loss=torch.ones(()), weight=1.0, batch=None)]
             Pipeline(given).step()
             assert len(given.log.sampled.mock_calls) == samples

@@ -26,7 +26,7 @@ def run(
     names: tuple[str, ...] = (), called: str = "loss",
 ) -> Run:  # fmt: skip
     steps = np.arange(len(loss), dtype=np.int64) * every + first
-    others = {name: Series(steps, np.ones(len(loss))) for name in names}
+    others = {name: Series(steps, 1.0 + noise(0.05, len(loss))) for name in names}  # a reward that never changes is flat
     rates = Series() if lr is None else Series(steps, lr)
     return Run(
         name="r", path=Path("r"), source="csv", loss=Series(steps, np.asarray(loss, dtype=float)), lr=rates,
