@@ -15,6 +15,7 @@ from rich.table import Table
 
 from steadystep.lab.bench.study import Choice, Row, Study, StudyJob
 from steadystep.lab.rl import COLLAPSES, PROGRAMS
+from steadystep.lab.rl.run import SCORED
 from steadystep.lab.rl.run import run_arm as run_program
 
 JUDGE_SEEDS = (700, 701)
@@ -57,6 +58,9 @@ class Rewards:
         self._curve = observed["curve"]
         self.gained = max((score for step, score in self._curve if step <= self.start), default=self._first)
         self.gained -= self._first
+        recent = [score for step, score in self._curve if step <= self.start][-SCORED:]
+        self.held = math.fsum(recent) / len(recent) / twin["final"]
+        """What the policy at the change would end with, over the twin: the bound where nothing more can be learned."""
         self._twin_gained = twin["final"] - self._first
         self._final = observed["final"]
 
@@ -89,7 +93,7 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
     rewards, planted = Rewards(observed, twin), COLLAPSES[observed["collapse"]]
     said = [each for each in observed["said"] if each[0] >= rewards.start]
     named = [each for each in said if each[3] in planted.causes]
-    in_time = [each for each in said if each[0] <= rewards.deadline]
+    in_time = [each for each in said if each[0] < rewards.deadline]
     ratio = math.nan if guarded is None else _share(guarded, twin)
     return {
         "collapse": planted.name,
@@ -98,9 +102,10 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
         "deadline": rewards.deadline - rewards.start,
         "noticed": in_time[0][0] - rewards.start if in_time else None,
         "lead": rewards.deadline - in_time[0][0] if in_time else None,
-        "named": any(each[0] <= rewards.deadline for each in named),
+        "named": any(each[0] < rewards.deadline for each in named),
         "said": dict(Counter(each[3] for each in in_time)),
         "twin": twin["final"],
+        "held": rewards.held,
         "observed": _share(observed, twin),
         "guarded": ratio,
         "recovered": ratio >= BARS["of_twin"],
@@ -128,6 +133,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "lead": median([line["lead"] for line in counted if line["lead"] is not None] or [math.nan]),
         "guarded": len(guarded),
         "recovered": sum(line["recovered"] for line in guarded),
+        "held": median([line["held"] for line in counted] or [math.nan]),
+        "held_enough": sum(line["held"] >= BARS["of_twin"] for line in counted),
         "better": sum(line["guarded"] > line["observed"] + 0.02 for line in guarded),
         "worse": sum(line["guarded"] < line["observed"] - 0.02 for line in guarded),
         "halted": sum(bool(line["halted"]) for line in guarded),
@@ -194,7 +201,8 @@ def _caption(told: dict[str, Any]) -> str:
     return (
         f"{told['collapses']} runs collapsed when only observed: noticed in time {told['noticed_in_time']}, with the "
         f"right cause {told['named_in_time']}{of}, median lead {told['lead']:.0f} steps; guarded at 95 % of the "
-        f"healthy twin {told['recovered']} of {told['guarded']}, better than observed {told['better']}, worse "
+        f"healthy twin {told['recovered']} of {told['guarded']} (the policy at the change is in {told['held_enough']}, "
+        f"median {told['held']:.0%}), better than observed {told['better']}, worse "
         f"{told['worse']}, halted {told['halted']}. In time: before half of the gained reward is lost. observed, "
         "guarded: final reward over the healthy twin's"
     )
