@@ -48,8 +48,8 @@ def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
 def test_examples_in_docstrings(name: str) -> None:
     try:
         module = importlib.import_module(name)
-    except MisuseError as error:
-        if not isinstance(error.__cause__, ImportError):
+    except ImportError as error:  # only an adapter may lack its framework
+        if not (name.startswith("steadystep.integrations.") and str(error).startswith("this needs ")):
             raise
         pytest.skip(str(error))
     result = doctest.testmod(module)

@@ -263,12 +263,12 @@ POLICY_TIPS: dict[Cause, tuple[Tip, ...]] = {
             "rollout_correction, NeMo-RL use_importance_sampling_correction)"
         ),
         Tip("sync the sampler's weights before each batch, and compare its temperature, top-p and tokenization"),
-        Tip("run sampler and learner in the same precision: fp16 for both leaves a smaller gap than bf16"),
+        Tip("run sampler and learner in the same precision: with more digits than bf16 has, the gap is smaller"),
     ),
     Cause.REWARD_HACKING: (
         Tip("read samples of these steps: the reward pays for something else than it should; fix or mix the reward"),
         Tip("raise the KL coefficient, and penalize length where responses grow (overlong penalty)"),
-        Tip("keep the checkpoint with the best held-out reward", Remedy.ROLL_BACK),
+        Tip("roll back to the checkpoint with the best held-out reward", Remedy.ROLL_BACK),
     ),
     Cause.DEAD_GROUPS: (
         Tip(

@@ -13,7 +13,7 @@ from steadystep.detectors import (
     RewardHacking,
     ValueDivergence,
 )
-from steadystep.records import Finding
+from steadystep.records import Finding, Signals
 from tests.unit.detectors.feeding import fed, row, said
 
 
