@@ -33,7 +33,8 @@ def never_trained(facts: Facts) -> str:
     total = len(facts.structure.trained)
     if not missing or len(missing) < _MANY * total or has_learned(facts):  # spare parts are no fault
         return ""
-    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})"
+    how = _cut_off(facts)
+    return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})" + (f"; {how}" if how else "")
 
 
 def behind_no_grad(facts: Facts) -> str:
@@ -93,6 +94,10 @@ def batch_as_time(facts: Facts) -> str:
 
 def severed(facts: Facts) -> str:
     """Parameters that the forward pass computes with, while the loss does not depend on what comes out."""
+    return "" if never_trained(facts) else _cut_off(facts)  # that names the fault, and says this too
+
+
+def _cut_off(facts: Facts) -> str:
     last, total = facts.measured.outputs.last, len(facts.structure.trained)
     if last is None or not last.severed or facts.opposed or facts.measured.loop.turns:
         return ""

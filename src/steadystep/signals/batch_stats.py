@@ -126,8 +126,8 @@ class PartStats:
 
     def _mark(self, values: Tensor) -> None:
         """Remember each row of the first batches by one number."""
-        if self._batches >= FIRST or self._marked + len(values) > _MOST_ROWS:
-            return
+        if not self._fresh or self._batches >= FIRST or self._marked + len(values) > _MOST_ROWS:
+            return  # the same tensor again, as with the whole data set in one batch, holds no further samples
         places = torch.arange(1, values.shape[1] + 1, device=values.device, dtype=values.dtype)
         self._marks.append((values * places.sqrt().cos()).sum(1) if values.shape[1] > 1 else values.flatten())
         self._marked += len(values)

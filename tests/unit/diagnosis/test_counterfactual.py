@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadystep.diagnosis import first_sign, needs_counterfactual, weigh
-from steadystep.diagnosis.counterfactual import is_cleared, is_worse, reach
+from steadystep.diagnosis.counterfactual import is_cleared, is_worse
+from steadystep.diagnosis.explain import reach
 from steadystep.records import Counterfactual, Damage, Finding, Severity, Signals
 
 CALM = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1)

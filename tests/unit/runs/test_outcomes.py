@@ -1,5 +1,6 @@
 """Healthy is said of a run whose loss fell; every other outcome has a word of its own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def run(
     names: tuple[str, ...] = (), called: str = "loss",
 ) -> Run:  # fmt: skip
     steps = np.arange(len(loss), dtype=np.int64) * every + first
-    others = {name: Series(steps, 1.0 + noise(0.05, len(loss))) for name in names}  # a reward that never changes is flat
+    others = {name: Series(steps, 1.0 + noise(0.05, len(loss))) for name in names}
     rates = Series() if lr is None else Series(steps, lr)
     return Run(
         name="r", path=Path("r"), source="csv", loss=Series(steps, np.asarray(loss, dtype=float)), lr=rates,
@@ -154,6 +155,14 @@ def test_an_objective_whose_level_says_nothing_is_not_judged(names: tuple[str, .
     assert (reading.healthy, reading.outcome) == (None, "not-judged")
     assert reading.verdict.startswith(f"No sign of trouble, learning not judged: {said}; ")
     assert read(np.append(rising, np.nan), names=names, called=called).outcome == "fault"
+
+
+def test_a_reward_that_never_changes_is_a_fault_of_any_objective() -> None:
+    made = run(HEALTHY, names=("reward",))
+    assert diagnose(made, guard=False).healthy is not False
+    flat = replace(made, metrics={"reward": Series(made.loss.steps, np.ones(N))})
+    reading = diagnose(flat, guard=False)
+    assert (reading.outcome, [pattern.kind for pattern in reading.troubles]) == ("fault", ["flat-reward"])
 
 
 @pytest.mark.parametrize("names", [("rewards/chosen", "rewards/margins"), ("loss_d",), ("loss_g",), ("kl",), ("mfu",)])
