@@ -14,6 +14,7 @@ other checks than it does by default. Whole stretches are compared, with what is
 """
 
 import argparse
+import gc
 import json
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadystep
+from steadystep.watching.listeners import stop_listening
 
 PACKAGE = Path(steadystep.__file__).parent
 STAGES = ("collect", "measure", "judge", "apply", "record")
@@ -114,6 +116,9 @@ def calls_of(step: Callable[[], object]) -> list[Call]:
 
 def recorded(warm_up: int = WARM_UP, counted: int = COUNTED) -> list[list[Call]]:
     """The calls of healthy steps, those with the fewest first."""
+    gc.collect()
+    nobody: Any = None
+    stop_listening(nobody)  # a watcher that was dropped without remove() leaves its wrapper around backward
     step = Loop("AdamW").guarded()
     for _ in range(warm_up):
         step()
