@@ -132,7 +132,7 @@ _SAME, _NO_SPREAD = 48, 16  # readings in a row
 class FlatReward:
     """Warns once when a reward has been exactly the same for 48 readings, or its spread 0 for 16.
 
-    A note when the reward is above its first value: the task may be solved. The next different value arms it again.
+    A note when a reward is above its first value: the task may be solved. The next different value arms it again.
     """
 
     name = "flat-reward"
@@ -160,7 +160,7 @@ class FlatReward:
         needed = _NO_SPREAD if spread else _SAME
         if seen[2] != needed or (spread and value != 0.0):
             return None
-        severity: Severity = "info" if not spread and value > seen[0] else "warn"
+        severity: Severity = "info" if (self._risen() if spread else value > seen[0]) else "warn"
         return Finding(
             detector=self.name,
             step=step,
@@ -169,6 +169,10 @@ class FlatReward:
             limit=float(needed),
             what=f"{name} has been {value:.3g} for {needed} steps",
         )
+
+    def _risen(self) -> bool:
+        """Whether a reward is above its first value: equal rewards are what is left when a task is solved."""
+        return any(seen[1] > seen[0] for name, seen in self._seen.items() if "std" not in words(name))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
 from steadystep.records import Finding, Severity, Signals
-from steadystep.stats import SIGMA_PER_MAD
+from steadystep.rl import RewardJump, noise_of
 
 _SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations are means of many rollouts already
 _SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
@@ -72,7 +72,7 @@ class _Fall:
         self._last = value
         self._block.append(value)
         if len(self._block) < self._size:
-            return None
+            return self._low(value, step)
         mean, self._block = fmean(self._block), []
         if self._blocks:
             self._differences.append(mean - self._blocks[-1])
@@ -80,6 +80,16 @@ class _Fall:
         self._blocks.append(mean)
         del self._blocks[:-_SMOOTH]
         return self._look(step) if len(self._blocks) == _SMOOTH else None
+
+    def _low(self, value: float, step: int) -> Finding | None:
+        """A note for a single reading far below the best level: rollouts can tell at once what it means."""
+        if len(self._differences) < _FEWEST or math.isnan(self._first):
+            return None
+        limit = self._best - max(
+            _NOTED * (self._best - self._first), 4.0 * math.sqrt(self._size) * noise_of(self._differences)
+        )
+        what = f"the {self._name} is {value:.3g}, its best level is {self._best:.3g}"
+        return finding(RewardCollapse.name, step, "info", value, limit, what) if value < limit else None
 
     def _look(self, step: int) -> Finding | None:
         level = fmean(self._blocks)
@@ -89,10 +99,7 @@ class _Fall:
             self._best, self._best_step = level, step
         if len(self._differences) < _FEWEST:
             return None
-        # of one block: the differences of neighbours have twice its variance; of few, a median may be far too small
-        spread = 0.7 * math.sqrt(fmean(d * d for d in self._differences))
-        noise = max(SIGMA_PER_MAD * median(map(abs, self._differences)), spread) / math.sqrt(2.0)
-        now, gained = fmean(self._blocks[-_RECENT:]), self._best - self._first
+        noise, now, gained = noise_of(self._differences), fmean(self._blocks[-_RECENT:]), self._best - self._first
         drop = self._best - now
         if drop < max(_BACK * gained, noise):
             self._told = 0
@@ -149,21 +156,31 @@ class RewardHacking:
         self._lengths: list[list[float]] = [[], []]
         """Share of truncated responses: the first and the last readings."""
         self._told: list[str] = []
+        self._jump = RewardJump()
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """Return a finding when the reward and what it stands for part."""
         metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
+        found: tuple[Finding, ...] = ()
         if "reward" in metrics:
+            found = self._jumped(metrics["reward"], signals.step)
             self._rewards.append(metrics["reward"])
             del self._rewards[:-_PAIRS]
         held = metrics.get("held_out_reward", metrics.get("adjusted_reward"))
-        found: tuple[Finding, ...] = ()
         if held is not None and self._rewards:
             self._pairs.append([fmean(self._rewards), held, float(signals.step)])
             self._rewards = []
             del self._pairs[1:-_PAIRS]  # the first one stays: what was gained is measured from there
-            found = self._part(signals.step)
+            found += self._part(signals.step)
         return found + self._long(metrics, signals.step)
+
+    def _jumped(self, value: float, step: int) -> tuple[Finding, ...]:
+        """A note: rollouts can tell whether the policy has changed as well."""
+        jump = self._jump.add(value, step)
+        if jump is None:
+            return ()
+        what, known = f"the reward jumped from {jump[0]:.3g} to {value:.3g}", {"baseline": jump[0], "since": jump[2]}
+        return (finding(self.name, step, "info", value, jump[1], what, where=("reward",), **known),)
 
     def _part(self, step: int) -> tuple[Finding, ...]:
         pairs = self._pairs
@@ -174,17 +191,15 @@ class RewardHacking:
         best, last = pairs[at : at + _EDGE], pairs[-_LATEST:]
         now, doubt = fmean(p[1] for p in last), math.sqrt(1.0 / _EDGE + 1.0 / _LATEST)
         fell, rose = levels[at] - now, fmean(p[0] for p in last) - fmean(p[0] for p in best)
-        noise = [_noise([p[i] for p in pairs]) for i in (0, 1)]
+        noise = [noise_of([b[i] - a[i] for a, b in pairwise(pairs)], least=1.0) for i in (0, 1)]
         gained = levels[at] - pairs[0][1]
         enough = fell > max(_FALLEN * max(gained, 0.1 * abs(levels[at])), 4.0 * noise[1] * doubt)
         if not (enough and rose > 2.0 * noise[0] * doubt):
             if fell < 0.5 * _FALLEN * gained and "held-out" in self._told:
                 self._told.remove("held-out")
             return ()
-        what = (
-            f"the reward rose from {fmean(p[0] for p in best):.3g} to {fmean(p[0] for p in last):.3g} while the "
-            f"held-out reward fell from {levels[at]:.3g} to {now:.3g}"
-        )
+        what = f"the reward rose from {fmean(p[0] for p in best):.3g} to {fmean(p[0] for p in last):.3g} while the "
+        what += f"held-out reward fell from {levels[at]:.3g} to {now:.3g}"
         severity: Severity = "info" if "held-out" in self._told else "warn"
         self._told = sorted({*self._told, "held-out"})
         since = int(best[-1][2])
@@ -208,7 +223,8 @@ class RewardHacking:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
         pairs, lengths = [list(pair) for pair in self._pairs], [list(part) for part in self._lengths]
-        return {"rewards": list(self._rewards), "pairs": pairs, "lengths": lengths, "told": list(self._told)}
+        jump = self._jump.state_dict()
+        return {"rewards": list(self._rewards), "pairs": pairs, "lengths": lengths, "told": list(self._told), **jump}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -216,16 +232,12 @@ class RewardHacking:
         self._pairs = [[float(v) for v in pair] for pair in state["pairs"]]
         self._lengths = [[float(v) for v in part] for part in state["lengths"]]
         self._told = [str(name) for name in state["told"]]
-
-
-def _noise(values: list[float]) -> float:
-    """Of one reading, from the differences of neighbours; not less than their root mean square shows."""
-    differences = [abs(b - a) for a, b in pairwise(values)]
-    return max(SIGMA_PER_MAD * median(differences), math.sqrt(fmean(d * d for d in differences))) / math.sqrt(2.0)
+        self._jump.load_state_dict(state)
 
 
 _LONG, _SHORT = 256, 32  # readings
 _GREW, _ERRED = 10.0, 100.0  # times, within the long window
+_OF_VALUES = ("value_loss", "value_mean", "explained_variance", "reward")
 
 
 @final
@@ -240,12 +252,7 @@ class ValueDivergence:
     needs = "metrics"
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[float]] = {
-            "value_loss": [],
-            "value_mean": [],
-            "explained_variance": [],
-            "reward": [],
-        }
+        self._kept: dict[str, list[float]] = {name: [] for name in _OF_VALUES}
         self._told = False
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:

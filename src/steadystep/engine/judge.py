@@ -111,10 +111,10 @@ class Judge:
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
-        doubtful = self.sudden_zero.update(signals) or signals.step >= self.policy_trial.due
+        doubtful = self.sudden_zero.update(signals)
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
             found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
-        if not found and not doubtful and self.trial.finding is None:
+        if not found and not doubtful and self.trial.finding is None and signals.step < self.policy_trial.due:
             return Verdict(signals)
         rest = self._deliberate(signals, found, updates, ceiling, careful=careful, clipped=clipped, doubtful=doubtful)
         return go_on(rest)

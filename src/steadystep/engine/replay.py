@@ -24,7 +24,7 @@ from steadystep._utils.rng import random_numbers_kept
 from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
-from steadystep.engine.rollouts import ROLLOUTS
+from steadystep.engine.verdict import Ask
 from steadystep.parallel import Ranks, SingleProcess
 from steadystep.records import Signals
 from steadystep.rl import Controls
@@ -231,16 +231,23 @@ class Rollouts:
     """One process: others would have to play along."""
     controls: Controls | None = None
 
-    def scores(self, states: Sequence[Any], seed: int) -> list[list[float]] | None:
-        """What each earns in eight rollouts, the current weights first; None where it cannot be told."""
+    def answer(self, ask: Ask) -> list[list[float]] | None:
+        """Play for `ask`, or keep a state for it."""
+        if ask.what == "scores":
+            return self.scores(ask.states, ask.count, ask.rollouts)
+        self.recovery.pin(ask.states[0].step)
+        return None
+
+    def scores(self, states: Sequence[Any], seed: int, count: int) -> list[list[float]] | None:
+        """What each earns in `count` rollouts, the current weights first; None where it cannot be told."""
         evaluate = None if self.controls is None else self.controls.evaluate
         if evaluate is None or not self.alone:
             return None
         try:
-            played = [[self._play(evaluate, seed + i) for i in range(ROLLOUTS)]]
+            played = [[self._play(evaluate, seed + i) for i in range(count)]]
             for state in states:
                 with self.recovery.weights_of(state):
-                    played.append([self._play(evaluate, seed + i) for i in range(ROLLOUTS)])
+                    played.append([self._play(evaluate, seed + i) for i in range(count)])
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
         return played if all(math.isfinite(score) for scores in played for score in scores) else None

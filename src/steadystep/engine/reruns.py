@@ -59,8 +59,8 @@ class Counterfactuals:
         states: list[Any] = list(ask.states)
         if ask.what == "losses":
             return self._at_hand(states, backward=ask.backward)
-        if ask.what == "scores":
-            return self.rollouts.scores(states, ask.count)
+        if ask.what in ("scores", "pin"):
+            return self.rollouts.answer(ask)
         if ask.what == "remembered-losses":
             return self._remembered(states[0], ask.count)
         assert ask.what == "repeats", ask

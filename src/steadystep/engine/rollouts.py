@@ -1,19 +1,22 @@
-"""Rollouts as proof: a rollback of a policy pays where an earlier one earns more, in pairs with equal random numbers.
+"""Rollouts of a policy at a cadence: what it earns now, what it earned at its best, and the proof for a rollback.
 
-The loss of a policy says nothing about what it earns, so batches cannot tell. What earns more does so in eight pairs,
-and again in eight with other random numbers: the first eight chose it. That three times, ten steps apart.
+The loss of a policy says nothing about what it earns, so batches cannot tell. One rollout every few steps, always with
+the same random numbers, shows a fall; eight make sure of it. A rollback takes eight pairs with other random numbers
+under the current and the best remembered weights, and eight more to confirm.
 """
 
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, final
 
+from steadystep.detectors.policy import policy_metrics
 from steadystep.engine.verdict import Ask, State
 from steadystep.policy import Limits, Mode
-from steadystep.records import Counterfactual, DetectorName, Finding, Signals
-from steadystep.rl import Controls
+from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
+from steadystep.rl import Controls, noise_of
 
 OF_A_POLICY = frozenset(
     {
@@ -22,12 +25,23 @@ OF_A_POLICY = frozenset(
         DetectorName.VALUE_DIVERGENCE,
     }
 )
+_CAUSES = OF_A_POLICY - {DetectorName.REWARD_COLLAPSE}
 ROLLOUTS = 8
 _CERTAIN = 3.0  # standard errors
 _APART = 100_003  # between the seeds of two samples
-_TRIED_EVERY, _TRIED_FOR = 10, 80  # steps after a warning
-_PROOFS = 3  # in a row
-_HEALING = 0.25  # of the gap
+_SEED = 12  # of every look at the current policy
+_FEWEST = 6  # looks
+_SUSPECTED, _FALLEN, _HEALED = 0.15, 0.3, 0.15  # of what was gained
+_AGAIN = 0.1  # the same after a rollback, or where a detector has seen a cause
+_SURE = 4.0  # standard errors of the difference to the best level
+_PROBATION = 500  # steps after a rollback
+_MOST_FAILURES = 3
+_SOONEST = 2  # steps between two looks
+_SAID_AFTER, _HALF, _SAID_LATER = 4, 0.45, 10  # steps that a fall has to last: of nearly half of the gain, of less
+_ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 120}
+"""The same before it is undone. Greedy values fall and recover by themselves."""
+_HEALING = 0.25  # of what was lost
+_POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
 
 Scores = Sequence[Sequence[float]]
 
@@ -48,56 +62,225 @@ def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
 
 
 @final
-class PolicyTrial:
-    """A warning about a policy, tried with rollouts at once and again for a while: a policy needs steps to go astray.
+class EarnedSeries:
+    """What the policy earned at each look, and how far it has fallen from its best level.
 
-    Snapshots do not survive a resume, so neither does an open trial.
+    >>> series = EarnedSeries([[5 * i, min(0.1 * i, 0.8)] for i in range(12)])
+    >>> series.best, round(series.gained, 2), series.best_step
+    (0.8, 0.8, 45)
+    """
+
+    def __init__(self, looks: list[list[float]]) -> None:
+        self.looks = looks
+        """Step and score."""
+
+    def _levels(self) -> list[tuple[float, float]]:
+        """Means of two neighbours, one of which may be lucky, and the step of the second."""
+        return [(0.5 * (a[1] + b[1]), b[0]) for a, b in pairwise(self.looks)]
+
+    @property
+    def best(self) -> float:
+        """The best level."""
+        return max(self._levels())[0]
+
+    @property
+    def best_step(self) -> int:
+        """When it was reached first."""
+        best = self.best
+        return int(next(step for level, step in self._levels() if level == best))
+
+    @property
+    def gained(self) -> float:
+        """From the first look to the best level."""
+        return self.best - self.looks[0][1]
+
+    @property
+    def noise(self) -> float:
+        """Of one look, from the differences of neighbours."""
+        return noise_of([b[1] - a[1] for a, b in pairwise(self.looks)])
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was learned to lose some of it."""
+        return len(self.looks) >= _FEWEST and self.gained > max(4.0 * self.noise, 1e-9 * abs(self.best))
+
+    def fall(self, scores: Sequence[float], share: float) -> float:
+        """In standard errors, where rollouts with these scores have lost that share of the gain; otherwise 0."""
+        lost, error = self.best - fmean(scores), stdev(scores) / math.sqrt(len(scores))
+        doubt = max(math.sqrt(0.5 * self.noise**2 + error**2), 1e-12 * abs(self.best))
+        return lost / doubt if lost > share * self.gained and doubt > 0.0 else 0.0
+
+    def level_at(self, step: int) -> float | None:
+        """The mean of the looks next to `step`; None where there is none within ten steps."""
+        near = [score for at, score in self.looks if abs(at - step) <= 6]
+        return fmean(near) if near else None
+
+
+@final
+class PolicyTrial:
+    """Looks at a policy every few steps: warns when it has fallen, acts where an earlier state is proved better.
+
+    What was earned is kept in `Controls`, which checkpoints save. Snapshots do not survive a resume, so neither does an
+    open trial.
     """
 
     def __init__(self) -> None:
-        self.controls: Controls | None = None
+        self._controls: Controls | None = None
         self.due = math.inf
-        """The step at which a warning from before is to be tried again; a number, because every step asks for it."""
-        self._finding: Finding | None = None
-        self._until = 0
-        self._proofs: list[Counterfactual] = []
+        """The step of the next look; a number, because every step asks for it."""
+        self._told = False
+        self._failures = 0
+        self._fell: tuple[int, float] | None = None
+        """Since which look the policy has been below its best level, and what it earned then."""
+        self._acted: list[int] = []
+        self._warned: dict[str, int] = {}
+        """The last step at which a detector warned of a cause: a grader, a sampler, ratios, values."""
+        self._seen: set[str] = set()
+        """Names of metrics."""
+
+    @property
+    def controls(self) -> Controls | None:
+        """What plays; setting it arms the looks."""
+        return self._controls
+
+    @controls.setter
+    def controls(self, controls: Controls) -> None:
+        self._controls = controls
+        self.due = 0.0 if controls.evaluate is not None and controls.every else math.inf
 
     def play(
         self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State], mode: Mode
     ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
-        """Act upon a warning about a policy where rollouts prove one of `states` better."""
-        if self.controls is None or mode != "autopilot":
+        """Turn what detectors suspect into a warning, a note or an act, by what rollouts earn."""
+        controls, step = self._controls, signals.step
+        if controls is None or controls.evaluate is None or self._failures >= _MOST_FAILURES:
             return signals, found
-        step = signals.step
-        loud = next((f for f in found if f.detector in OF_A_POLICY and f.severity == "warn"), None)
-        if loud is not None:
-            if self._finding is None:
-                self.due, self._proofs = step, []
-            self._finding, self._until = loud, step + _TRIED_FOR
-        suspected = self._finding
-        if suspected is None or step < self.due or signals.counterfactual is not None:
+        suspected = next((f for f in found if f.detector in OF_A_POLICY), None)
+        again = controls.looks and step - controls.looks[-1][0] < _SOONEST
+        if suspected is not None and again and (suspected.severity, suspected.where) == ("info", ()):
+            suspected = None  # a note that is repeated with every reading
+        if (suspected is None and step < self.due) or signals.counterfactual is not None:
             return signals, found
-        self.due = step + _TRIED_EVERY
-        if self.due > self._until:
-            self._finding, self.due = None, math.inf
-        tried = yield from _better(signals, [state for state in states if state.step >= 0])
-        self._proofs = [] if tried is None else [*self._proofs, tried]
-        if tried is None or not self._lasts():
+        self.due = step + (controls.every or 10 * ROLLOUTS)
+        self._seen |= policy_metrics(signals).keys()
+        scores: Scores | None = yield Ask("scores", count=_SEED, rollouts=1)
+        if scores is None:
+            self._failures += 1
             return signals, found
-        self._finding, self.due = None, math.inf
-        acted = replace(suspected, step=step, severity="act")
-        return replace(signals, counterfactual=tried), (acted, *(each for each in found if each is not loud))
+        series = EarnedSeries(controls.looks)
+        if not controls.looks or controls.looks[-1][0] < step:
+            controls.looks.append([step, scores[0][0]])
+            del controls.looks[1 : -controls.MOST_LOOKS]  # the first one stays: what was gained is measured from there
+        if not series.known:
+            return signals, found
+        yield from self._pin(series, states)
+        found = tuple(self._of_grader(f, series) for f in found)
+        self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
+        now = scores[0][0]
+        if now > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
+            self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
+            return signals, tuple(map(self._unproved, found))
+        scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
+        fall = 0.0 if scores is None else series.fall(scores[0], _AGAIN if self._alert(step) else _FALLEN)
+        if scores is None or fall < _SURE:
+            self._fell = None
+            return signals, tuple(map(self._unproved, found))
+        self._fell = self._fell or (step, fmean(scores[0]))
+        half = fmean(scores[0]) < series.best - _HALF * series.gained
+        if step - self._fell[0] < (_SAID_AFTER if half else _SAID_LATER) and not self._alert(step):
+            self.due = step + _SOONEST
+            return signals, tuple(map(self._unproved, found))
+        return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
+
+    def _fallen(
+        self,
+        signals: Signals,
+        found: tuple[Finding, ...],
+        states: Sequence[State],
+        mode: Mode,
+        series: EarnedSeries,
+        now: float,
+    ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
+        """Rollouts earn less than they did: say so, and act where the best state is proved better."""
+        rest, lasts = (
+            tuple(f for f in found if f.detector != DetectorName.REWARD_COLLAPSE),
+            self._lasts(signals, now, series.best),
+        )
+        severity: Severity = "info" if self._told or (self._only_values and not lasts) else "warn"
+        self._told = self._told or severity == "warn"
+        said = self._finding(signals, series, now, severity)
+        if not lasts or mode != "autopilot":
+            return signals, (*rest, said)
+        held = self._best(series, states)
+        tried = None if held is None else (yield from _better(signals, [held]))
+        if tried is None:
+            return signals, (*rest, said)
+        self._acted, self._fell, self._told = [*self._acted, signals.step], None, False
+        return replace(signals, counterfactual=tried), (replace(said, severity="act"), *rest)
 
     def limited(self, limits: Limits) -> Limits:
         """The limits with the coefficients that may be raised."""
-        return limits if self.controls is None else replace(limits, coefficients=self.controls.names)
+        return limits if self._controls is None else replace(limits, coefficients=self._controls.names)
 
-    def _lasts(self) -> bool:
-        """Proved three times in a row, and the current policy is not on its way back: a noisy one is, by itself."""
-        if len(self._proofs) < _PROOFS:
-            return False
-        first, last = self._proofs[-_PROOFS], self._proofs[-1]
-        return first.current_loss - last.current_loss <= _HEALING * (first.current_loss - first.old_loss)
+    @property
+    def _only_values(self) -> bool:
+        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY)
+
+    @property
+    def _suspicious(self) -> float:
+        return 0.8 * _AGAIN if self._acted or self._warned else _SUSPECTED
+
+    def _alert(self, step: int) -> bool:
+        """Whether a policy was rolled back or a cause was seen not long ago."""
+        return any(step - at <= _PROBATION for at in (*self._acted, *self._warned.values()))
+
+    def _lasts(self, signals: Signals, now: float, best: float) -> bool:
+        """Whether it has been down for long enough, and is not on its way back."""
+        assert self._fell is not None
+        (since, level), step = self._fell, signals.step
+        caused = any(step - at <= _PROBATION for at in self._warned.values())
+        kind = ("diverging" if caused else "values") if self._only_values else "cause" if caused else "policy"
+        kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
+        return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (best - level)
+
+    def _unproved(self, finding: Finding) -> Finding:
+        """A fall of the reward that rollouts do not show is a note."""
+        collapse = finding.detector == DetectorName.REWARD_COLLAPSE and finding.severity == "warn"
+        return replace(finding, severity="info") if collapse else finding
+
+    @staticmethod
+    def _of_grader(finding: Finding, series: EarnedSeries) -> Finding:
+        """A reward that jumped, while rollouts earn what they earned, is no longer what it was."""
+        jumped = finding.detector == DetectorName.REWARD_HACKING and finding.severity == "info" and finding.where
+        since = finding.step if finding.since is None else finding.since
+        span = [score for at, score in series.looks if at >= since - 5]
+        if not jumped or max(span) - min(span) > max(0.15 * series.gained, 3.0 * series.noise):
+            return finding
+        what = f"{finding.what}; rollouts earn {span[-1]:.3g} as before: the grader or the prompts have changed"
+        return replace(finding, severity="warn", what=what)
+
+    @staticmethod
+    def _finding(signals: Signals, series: EarnedSeries, now: float, severity: Severity) -> Finding:
+        limit, best = series.best - _FALLEN * series.gained, series.best
+        what = f"{ROLLOUTS} rollouts earn {now:.3g}, at best {best:.3g} (step {series.best_step}), at first "
+        what += f"{series.looks[0][1]:.3g}"
+        known: dict[str, Any] = {"value": now, "limit": limit, "baseline": best, "since": series.best_step}
+        return Finding(detector=DetectorName.REWARD_COLLAPSE, step=signals.step, severity=severity, what=what, **known)
+
+    def _best(self, series: EarnedSeries, states: Sequence[State]) -> State | None:
+        """The state that earned most by the looks next to it, the newest of those that differ by noise only."""
+        level = {state.step: series.level_at(state.step + 1) for state in states if state.step >= 0}
+        known = [(each, state) for state in states if (each := level.get(state.step)) is not None]
+        if not known:
+            return None
+        top = max(each for each, _ in known) - 0.5 * series.noise
+        return [state for each, state in known if each >= top][-1]
+
+    def _pin(self, series: EarnedSeries, states: Sequence[State]) -> Generator[Ask, Any, None]:
+        """Keep the best state, however long ago it was."""
+        best = self._best(series, states)
+        if best is not None:
+            yield Ask("pin", states=[best])
 
 
 def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:

@@ -42,7 +42,7 @@ class Verdict:
 
 
 Question = Literal[
-    "weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores"
+    "weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores", "pin"
 ]
 
 
@@ -56,13 +56,15 @@ class Ask:
     norm after the loop's own clipping. "losses" are those of the batch at hand, under the present weights and then
     under `states`; "remembered-losses" the pairs of old and current loss of up to `count` remembered batches; "repeats"
     whether the first batch since a state still has the loss it had; "scores" what rollouts earn under the present
-    weights and under `states`, with the seed `count`. None where it cannot be told.
+    weights and under `states`, with seeds from `count` on; "pin" keeps a state for as long as it is the best. None
+    where it cannot be told.
     """
 
     what: Question
     states: Sequence[State] = ()
     count: int = 0
     backward: bool = False
+    rollouts: int = 8
 
 
 @final

@@ -198,6 +198,7 @@ class EarlyStopping:
 
 
 _POLICY_CUT = 0.3  # of a learning rate that took a policy where it earns less
+_POLICY_HOLD = 50  # updates, the first time: a grader that failed for a while is no fault of the rate
 
 # The coefficient that counters each sign of a policy, the first that may be raised.
 _COEFFICIENTS: dict[str, tuple[str, ...]] = {
@@ -216,18 +217,20 @@ def coefficient_for(diagnosis: Diagnosis, coefficients: Sequence[str]) -> str:
 
 
 def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits: Limits) -> Plan:
-    """Back to the policy that earned more, with smaller steps; the last rollback of a window is kept for later."""
+    """Back to the policy that earned more, with smaller steps; with the last rollback of a window the run ends."""
     tried = signals.counterfactual
     assert tried is not None
     raised = coefficient_for(diagnosis, limits.coefficients)
     more: tuple[ActionName, ...] = (Action.RAISE_COEFFICIENT,) if raised else ()
-    if not limits.rolls_back or budget.rollbacks_left(signals.step) < 2:
+    if not limits.rolls_back:
         return Plan(actions=more, reason=diagnosis.cause, raises=raised) if more else Plan()
+    if budget.rollbacks_left(signals.step) < 2:
+        return Plan(actions=(Action.ROLLBACK, Action.STOP), reason=diagnosis.cause, to=tried.step)
     again = budget.last_target(signals.step) is not None
     lr = max(_POLICY_CUT * _POLICY_CUT if again else _POLICY_CUT, limits.lr_floor_mult) * signals.lr
     cut = signals.lr > 0.0 and limits.lr_mult < 1.0
     actions = (Action.ROLLBACK,) + ((Action.CUT_LR,) if cut else ()) + more
     actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
-    hold = limits.early_hold if cut else None
+    hold = (limits.early_hold if again else _POLICY_HOLD) if cut else None
     lr_limit = lr if cut else None
     return Plan(actions=actions, reason=diagnosis.cause, to=tried.step, lr=lr_limit, hold=hold, raises=raised)

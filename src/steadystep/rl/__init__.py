@@ -4,11 +4,14 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, final
 
 from steadystep._utils import lazy_names
 from steadystep.errors import MisuseError
+from steadystep.stats import SIGMA_PER_MAD
 
 if TYPE_CHECKING:
     from steadystep.rl.monitor import Monitor, grad_norms_by_sign
@@ -29,6 +32,8 @@ _FROM_ZERO = 0.003  # the first entropy or KL coefficient where there was none
 _MOST_RAISES = 4
 _FEWEST = 32  # readings
 _LEAST_FIT = 0.5  # share of the variance of the reward that the curve explains
+_READINGS, _BEFORE = 32, 8  # rewards: in all, and those that are usual
+_JUMP, _OF_RANGE = 8.0, 0.3  # deviations of one reading, and of the range of all of them
 _LARGEST_ENTROPY = 20.0  # nats: of a vocabulary of 5e8
 
 
@@ -36,11 +41,14 @@ _LARGEST_ENTROPY = 20.0  # nats: of a vocabulary of 5e8
 class Controls:
     """Gives a guard rollouts to compare policies with, and coefficients to raise: `guard.keep("policy", controls)`.
 
-    With `evaluate`, autopilot rolls back when rollouts prove an earlier policy better; without it, it only warns.
+    With `evaluate` the guard looks at what the policy earns, warns when that has fallen, and in autopilot rolls back
+    when rollouts prove an earlier policy better; without it, it only warns about the metrics.
 
     Args:
-        evaluate: returns the reward of rollouts with the current weights; higher is better. Called 8 times for each
-            state that is compared, again to confirm, each time with other random numbers. It must leave no trace.
+        evaluate: returns the reward of rollouts with the current weights; higher is better. Called once at each look,
+            8 times when it is suspected to have fallen, and 32 times for the proof of a rollback. It must leave no
+            trace.
+        every: steps between two looks; 0 looks only when a metric is suspicious.
         kl_coef: the KL coefficient of your loss; read `controls.kl_coef` in it.
         entropy_coef: the coefficient of the entropy bonus; read `controls.entropy_coef`.
         on_change: called with the name and the new value when one of them is raised.
@@ -53,17 +61,24 @@ class Controls:
     (0.04, False)
     """
 
+    MOST_LOOKS = 512
+
     def __init__(
         self,
         *,
         evaluate: Callable[[], float] | None = None,
+        every: int = 5,
         kl_coef: float | None = None,
         entropy_coef: float | None = None,
         on_change: Callable[[str, float], object] | None = None,
     ) -> None:
         if evaluate is not None and not callable(evaluate):
             raise MisuseError(f"evaluate must be a function without arguments, got {type(evaluate).__name__}")
-        self.evaluate = evaluate
+        if every < 0:
+            raise MisuseError(f"every = {every}: must be a number of steps, or 0 for none")
+        self.evaluate, self.every = evaluate, every
+        self.looks: list[list[float]] = []
+        """Step and reward of each look."""
         self._on_change = on_change
         given = {"kl_coef": kl_coef, "entropy_coef": entropy_coef}
         self._values = {name: float(value) for name, value in given.items() if value is not None}
@@ -99,10 +114,14 @@ class Controls:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
-        return {"values": dict(self._values), "raised": dict(self._raised)}
+        looks = [list(look) for look in self.looks]
+        return {"values": dict(self._values), "raised": dict(self._raised), "looks": looks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`; coefficients that differ are reported."""
+        looks = [[float(value) for value in look] for look in state.get("looks", ())]
+        if looks and (not self.looks or looks[-1][0] > self.looks[-1][0]):  # a rollback does not unsee
+            self.looks = looks
         for name in self._values:
             value, raised = state["values"].get(name), state["raised"].get(name)
             if value is None or raised is None:
@@ -112,6 +131,60 @@ class Controls:
                 changed, self._values[name], self._raised[name] = value != self._values[name], float(value), int(raised)
                 if changed and self._on_change is not None:
                     self._on_change(name, float(value))
+
+
+def noise_of(differences: Sequence[float], *, least: float = 0.7) -> float:
+    """Return the deviation of one reading from the differences of neighbours, which have twice its variance.
+
+    Of few readings a median may be far too small: not less than a share of their root mean square.
+
+    >>> round(noise_of([0.1, -0.1, 0.1, -0.1]), 3)
+    0.105
+    """
+    spread = least * math.sqrt(fmean(d * d for d in differences))
+    return max(SIGMA_PER_MAD * median(map(abs, differences)), spread) / math.sqrt(2.0)
+
+
+@final
+class RewardJump:
+    """Finds a reward that is far from the last ones, either way: a policy changes by degrees, a grader at once.
+
+    >>> jump = RewardJump()
+    >>> [jump.add(0.5 + 0.01 * (i % 3), i) for i in range(16)] == [None] * 16
+    True
+    >>> usual, limit, since = jump.add(2.0, 16)
+    >>> usual, round(limit, 3), since
+    (0.51, 0.08, 8)
+    """
+
+    def __init__(self) -> None:
+        self._readings: list[list[float]] = []
+        """Reward and step."""
+        self._range = [math.inf, -math.inf]
+
+    def add(self, value: float, step: int) -> tuple[float, float, int] | None:
+        """Return what is usual, how far off a reward may be, and since when, if `value` is farther; begins anew."""
+        known, found = self._readings, None
+        if len(known) >= 2 * _BEFORE:
+            usual, since = median(reward for reward, _ in known[-_BEFORE:]), int(known[-_BEFORE][1])
+            noise = math.sqrt(fmean((b[0] - a[0]) ** 2 for a, b in pairwise(known)) / 2.0)
+            limit = max(_JUMP * noise, _OF_RANGE * (self._range[1] - self._range[0]))
+            found = (usual, limit, since) if abs(value - usual) > limit > 0.0 else None
+        self._readings = [*(() if found else known[1 - _READINGS :]), [value, float(step)]]
+        self._range = [min(self._range[0], value), max(self._range[1], value)]
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {
+            "readings": [list(each) for each in self._readings],
+            "range": list(self._range) if self._readings else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`; earlier versions had none."""
+        self._readings = [[float(value) for value in each] for each in state.get("readings", ())]
+        self._range = list(map(float, state.get("range") or (math.inf, -math.inf)))
 
 
 @final

@@ -85,6 +85,8 @@ class Snapshots:
         self._kept: dict[str, KeptObject] = {}
         self._updates: dict[str, Callable[[], object]] = {}
         self._last_step = 0
+        self.pinned: int | None = None
+        """The step of a state that no other one replaces."""
         self.next_step = 0
         """Before it no state is due."""
         self._rooms = Rooms(
@@ -250,9 +252,12 @@ class Snapshots:
         """The state whose room the next one takes; none while there is room for another."""
         if len(self._states) < self._rooms.count:
             return None
-        steps = [state.step for state in self._states]
-        which = to_replace(steps, now=step, interval=self.interval, suspected_since=suspected_since)
-        return self._states.pop(which)
+        kept = [state for state in self._states if state.step == self.pinned] if len(self._states) > 2 else []
+        others = [state for state in self._states if state not in kept]
+        steps = [state.step for state in others]
+        old = others[to_replace(steps, now=step, interval=self.interval, suspected_since=suspected_since)]
+        self._states = [state for state in self._states if state is not old]
+        return old
 
     def _whole(self, state: Snapshot) -> dict[Key, Tensor]:
         return self._rooms.whole(state.tensors, self._tensor_state.tensors())

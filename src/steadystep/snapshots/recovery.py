@@ -47,6 +47,9 @@ class NoRecovery:
     def take_along(self, parts: Mapping[str, state.Stateful]) -> None:
         """Nothing is rolled back."""
 
+    def pin(self, step: int) -> None:
+        """Never asked for without a state."""
+
     def begin(self, *, step: int, updates: int) -> None:
         """Nothing to remember."""
 
@@ -151,6 +154,10 @@ class InMemory:
         """
         self._snapshots.keep(name, thing, update)
         self.outdate()
+
+    def pin(self, step: int) -> None:
+        """Keep the state of `step` until another one is pinned."""
+        self._snapshots.pinned = step
 
     def follow(self) -> None:
         """An update was replayed: kept objects that came with an `update` follow the weights."""

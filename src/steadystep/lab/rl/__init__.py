@@ -56,18 +56,19 @@ def _info(name: str, make: Make, num_steps: int = 240) -> ProgramInfo:
 PROGRAMS: dict[str, ProgramInfo] = {
     info.name: info
     for info in (
-        _info("grpo-sort", _tokens("sort", **_SORT)),
+        _info("grpo-sort", _tokens("sort", **_SORT), 290),
         _info("grpo-sum", _tokens("sum", **_SUM)),
         _info("grpo-copy", _tokens("copy", **_COPY)),
         _info("grpo-bandit", _tokens("bandit", **_BANDIT)),
-        _info("grpo-epochs-sort", _tokens("sort", **_SORT, epochs=2)),
-        _info("ppo-sort", _tokens("sort", **_SORT, algorithm="ppo", epochs=2, minibatches=2)),
-        _info("reinforce-sort", _tokens("sort", **_SORT, algorithm="reinforce")),
+        _info("grpo-epochs-sort", _tokens("sort", **_SORT, epochs=2), 290),
+        _info("ppo-sort", _tokens("sort", **_SORT, algorithm="ppo", epochs=2, minibatches=2), 290),
+        _info("reinforce-sort", _tokens("sort", **_SORT, algorithm="reinforce"), 290),
         _info("ppo-cart-pole", _control("cart-pole")),
-        _info("ppo-grid", _control("grid")),
+        _info("ppo-grid", _control("grid"), 290),
         _info("a2c-grid", _control("grid", **_A2C)),
         _info("reinforce-cart-pole", _control("cart-pole", **_REINFORCE)),
         _info("dqn-grid", _dqn("grid"), 450),
+        _info("dqn-grid-double", _dqn("grid", double=True, target_every=0), 450),
         _info("sac-point", _sac(lr=3e-3), 400),
         # further ones that must stay untouched: other rates, noise, sparse or flat rewards, converging entropy
         _info("grpo-sort-slow", _tokens("sort", lr=1e-3, wrong=0.7)),
@@ -97,7 +98,7 @@ class Collapse:
     program: str
     changes: Mapping[str, Any]
     causes: tuple[str, ...]
-    start: int = 150
+    start: int = 220
     lasts: int = 0
     """Steps after which the changes are taken back; 0 for good."""
 
@@ -114,7 +115,7 @@ _NAN = ("bad-batch", "non-finite-loss", "metric-out-of-bounds", "non-finite-inpu
 
 
 def _of(
-    name: str, program: str, causes: tuple[str, ...], *, start: int = 150, lasts: int = 0, **changes: Any
+    name: str, program: str, causes: tuple[str, ...], *, start: int = 220, lasts: int = 0, **changes: Any
 ) -> Collapse:
     return Collapse(name=name, program=program, changes=changes, causes=causes, start=start, lasts=lasts)
 
@@ -126,24 +127,24 @@ COLLAPSES: dict[str, Collapse] = {
         _of("base sampler", "grpo-sort", _MISMATCH, sampler="reference"),
         _of("base sampler, epochs", "grpo-epochs-sort", _MISMATCH, sampler="reference"),
         _of("int2 sampler, reinforce", "reinforce-sort", _MISMATCH, sampler="int2"),
-        _of("stale sampler", "grpo-sort", _MISMATCH, start=130, sampler="stale", kl=0.0),
-        _of("stale sampler, epochs", "grpo-epochs-sort", _MISMATCH, start=100, sampler="stale", kl=0.0, epochs=4),
+        _of("stale sampler", "grpo-sort", _MISMATCH, sampler="stale", kl=0.0),
+        _of("stale sampler, epochs", "grpo-epochs-sort", _MISMATCH, start=190, sampler="stale", kl=0.0, epochs=4),
         _of("proxy reward", "grpo-sort", _HACKING, exploit=0.7, kl=0.0),
         _of("proxy reward, grid", "ppo-grid", _HACKING, exploit=0.9),
         _of("reward per token", "grpo-sort", _HACKING, per_token=0.4),
         _of("reward per token, ppo", "ppo-sort", _HACKING, per_token=0.4),
         _of("LR x30", "grpo-sort", _RATE, lr_mult=30.0),
         _of("LR x100, ppo", "ppo-grid", _RATE, lr_mult=100.0),
-        _of("LR x30, sac", "sac-point", _RATE, start=250, lr_mult=30.0),
-        _of("LR x30, dqn", "dqn-grid", _RATE, start=300, lr_mult=30.0),
+        _of("LR x30, sac", "sac-point", _RATE, start=310, lr_mult=30.0),
+        _of("LR x30, dqn", "dqn-grid-double", _RATE, start=350, lr_mult=30.0),
         _of("entropy penalty", "grpo-sort", ("entropy-collapse",), start=8, entropy=-1.5),
         _of("entropy penalty, grid", "ppo-grid", ("entropy-collapse",), start=8, entropy=-2.0),
         _of("entropy bonus", "grpo-sort", ("policy-collapse", "policy-drift"), entropy=2.0),
         _of("wrong sign", "grpo-sort", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
         _of("wrong sign, ppo", "ppo-grid", _ADVANTAGES, lasts=60, advantage_mult=-1.0),
-        _of("wrong sign, a2c", "a2c-grid", _ADVANTAGES, lasts=40, advantage_mult=-1.0),
-        _of("advantage outliers", "ppo-cart-pole", _ADVANTAGES, outliers=0.02),
-        _of("stale values", "a2c-grid", _VALUES, stale_values=True),
+        _of("wrong sign, a2c", "a2c-grid", _ADVANTAGES, start=150, lasts=40, advantage_mult=-1.0),
+        _of("advantage outliers", "ppo-cart-pole", _ADVANTAGES, start=150, outliers=0.02),
+        _of("stale values", "a2c-grid", _VALUES, start=150, stale_values=True),
         _of(
             "epochs x40, no clip",
             "grpo-epochs-sort",
@@ -152,13 +153,20 @@ COLLAPSES: dict[str, Collapse] = {
             epochs=40,
             clip=1e6,
         ),
-        _of("epochs x20, no clip, ppo", "ppo-cart-pole", ("ratio-explosion", "policy-drift"), epochs=20, clip=1e6),
+        _of(
+            "epochs x20, no clip, ppo",
+            "ppo-cart-pole",
+            ("ratio-explosion", "policy-drift"),
+            start=150,
+            epochs=20,
+            clip=1e6,
+        ),
         _of("equal rewards", "grpo-sort", ("dead-groups", "policy-collapse"), constant=True),
         _of("NaN rewards", "grpo-sort", _NAN, broken=0.02),
-        _of("infinite rewards", "ppo-cart-pole", _NAN, broken=0.01, broken_by=math.inf),
-        _of("NaN rewards, dqn", "dqn-grid", _NAN, start=300, broken=0.01),
-        _of("no target network", "dqn-grid", _VALUES, start=300, online_target=True),
-        _of("no target network, sac", "sac-point", _VALUES, start=250, online_target=True),
-        _of("wrong sign, sac", "sac-point", _ADVANTAGES, start=250, actor_sign=-1.0),
+        _of("infinite rewards", "ppo-cart-pole", _NAN, start=150, broken=0.01, broken_by=math.inf),
+        _of("NaN rewards, dqn", "dqn-grid-double", _NAN, start=350, broken=0.01),
+        _of("no target network", "dqn-grid-double", _VALUES, start=350, online_target=True),
+        _of("no target network, sac", "sac-point", _VALUES, start=310, online_target=True),
+        _of("wrong sign, sac", "sac-point", _ADVANTAGES, start=310, actor_sign=-1.0),
     )
 }

@@ -48,9 +48,11 @@ class ReplaySettings:
     batch_size: int = 64
     num_copies: int = 8
     target_every: int = 25
-    """Updates between two copies of the network to the target (DQN)."""
+    """Updates between two copies of the network to the target (DQN); 0 moves it a little at each one, as in SAC."""
     tau: float = 0.02
-    """Share of the network that the target takes over at each update (SAC)."""
+    """Share of the network that the target takes over at each update."""
+    double: bool = False
+    """The network chooses the next action and the target values it (van Hasselt et al. 2016)."""
     explore_steps: int = 150
     target_entropy: float = -1.0
     # what faults change
@@ -145,7 +147,8 @@ class DQN(ReplayProgram):
             if settings.online_target:
                 wanted: Tensor = rewards + self.model(after).max(1).values
             else:
-                wanted = rewards + settings.gamma * (1.0 - over) * self.target(after).max(1).values
+                chosen = (self.model if settings.double else self.target)(after).argmax(1, keepdim=True)
+                wanted = rewards + settings.gamma * (1.0 - over) * self.target(after).gather(1, chosen).squeeze(1)
         return wanted
 
     def loss(self, batch: Batch) -> Tensor:
@@ -163,8 +166,10 @@ class DQN(ReplayProgram):
         return {"value_loss": float((q - wanted).square().mean()), "value_mean": float(q.mean())} | self.told()
 
     def move_targets(self) -> None:
-        """Copy the network to the target now and then."""
-        if self.updates % self.settings.target_every == 0:
+        """Copy the network to the target now and then, or move the target towards it."""
+        if not self.settings.target_every:
+            _follow(self.target, self.model, self.settings.tau)
+        elif self.updates % self.settings.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())
 
     @torch.no_grad()
@@ -254,8 +259,7 @@ class SAC(ReplayProgram):
     @torch.no_grad()
     def move_targets(self) -> None:
         """Move the targets towards the critics."""
-        for target, critic in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
-            target.lerp_(critic, self.settings.tau)
+        _follow(self.targets, self.critics, self.settings.tau)
 
     @torch.no_grad()
     def rollouts(self, seed: int) -> float:
@@ -266,6 +270,12 @@ class SAC(ReplayProgram):
             push, _ = self._push(copies.seen, torch.randn(32, generator=rng))
             total += copies.step(push)[0]
         return float(total.mean()) / Point.best
+
+
+@torch.no_grad()
+def _follow(target: nn.Module, network: nn.Module, share: float) -> None:
+    for old, new in zip(target.parameters(), network.parameters(), strict=True):
+        old.lerp_(new, share)
 
 
 def _q(critic: nn.Module, seen: Tensor, push: Tensor) -> Tensor:
