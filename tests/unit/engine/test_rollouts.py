@@ -1,14 +1,21 @@
 """A policy that is led astray: rolled back where rollouts prove it, otherwise only warned about."""
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.engine.rollouts import earns_more
+from steadystep.engine.rollouts import EarnedSeries, PolicyTrial, earns_more
+from steadystep.engine.verdict import Ask
+from steadystep.errors import MisuseError
+from steadystep.records import Finding, Signals
 from steadystep.rl import Controls
 
 GOOD = 2
@@ -81,7 +88,7 @@ def test_rolled_back_where_rollouts_prove_it_and_only_warned_otherwise() -> None
 
 
 @pytest.mark.parametrize("mode", ["observe", "careful"])
-def test_other_modes_never_play(mode: str) -> None:
+def test_other_modes_never_roll_back(mode: str) -> None:
     assert not any("rollback" in p.actions for _, p in policy_run(mode, evaluate=True, astray=range(90, 150))["done"])
 
 
@@ -95,3 +102,127 @@ def test_equal_and_uncertain_scores_prove_nothing() -> None:
     assert not earns_more([0.0] * 8, [1.0] * 8)
     assert earns_more([1.0] * 8, [0.5] * 8)
     assert not earns_more([9.0, *[0.5] * 7], [0.5] * 8)
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A state of the ring, as far as a trial asks for it."""
+
+    step: int
+    lr: float = 0.1
+    second_moment: float | None = None
+    largest_lr: float = 0.1
+
+    @property
+    def updates(self) -> int:
+        return self.step + 1
+
+
+def lived(
+    level: Callable[[int], float],
+    *,
+    steps: int = 200,
+    mode: Any = "autopilot",
+    notes: dict[int, Finding] | None = None,
+    metrics: dict[str, float] | None = None,
+    every: int = 5,
+) -> tuple[list[Finding], list[Ask], Controls]:
+    """Drive a trial through a run whose policy earns `level(step)`: all findings, all questions, its controls."""
+    trial, controls = PolicyTrial(), Controls(evaluate=lambda: 0.0, every=every)
+    trial.controls, asked, said = controls, list[Ask](), list[Finding]()
+    for step in range(steps):
+        states = [KeptState(at) for at in range(19, step, 20)]
+        found = tuple(f for at, f in (notes or {}).items() if at == step)
+        if not found and step < trial.due:
+            continue
+        playing = trial.play(
+            Signals(step=step, loss=0.0, grad_norm=1.0, metrics=metrics or {"entropy": 1.0}), found, states, mode
+        )
+        answer: Any = None
+        try:
+            while True:
+                ask = playing.send(answer)
+                asked.append(ask)
+                noise = [0.002 * ((7 * i + ask.count) % 3) for i in range(ask.rollouts)]
+                worth = [level(step), *(level(state.step + 1) for state in ask.states)]
+                answer = [[each + n for n in noise] for each in worth] if ask.what == "scores" else None
+        except StopIteration as end:
+            said += [finding for finding in end.value[1] if finding.severity != "info"]
+    return said, asked, controls
+
+
+def falls(at: int, *, by: float = 0.1, until: int = 10_000) -> Callable[[int], float]:
+    """Learns to 0.9 within 100 steps; from `at` to `until` it loses `by` per step."""
+    return lambda step: min(0.1 + 0.008 * step, 0.9) if step < at or step >= until else max(0.9 - by * (step - at), 0.0)
+
+
+def test_a_healthy_policy_costs_one_rollout_every_five_steps() -> None:
+    said, asked, controls = lived(falls(10_000))
+    assert said == []
+    assert sum(ask.rollouts for ask in asked if ask.what == "scores") == 40 == len(controls.looks)
+    assert lived(falls(10_000), every=0)[1] == []
+
+
+def test_a_fall_is_said_and_then_undone_to_the_best_state() -> None:
+    said, _, _ = lived(falls(150))
+    assert [f.severity for f in said[:2]] == ["warn", "act"]
+    assert said[0].step <= 162
+    assert said[1].step - 150 >= 10
+    assert "8 rollouts earn" in said[0].what
+    observed, _, _ = lived(falls(150), mode="observe")
+    assert [f.severity for f in observed] == ["warn"]
+
+
+@pytest.mark.parametrize("until", [154, 157])
+def test_a_dip_that_heals_is_not_undone(until: int) -> None:
+    assert not any(f.severity == "act" for f in lived(falls(150, until=until))[0])
+
+
+def test_values_without_a_policy_are_given_time() -> None:
+    said, _, _ = lived(falls(150, until=240), metrics={"value_loss": 1.0, "value_mean": 1.0}, steps=300)
+    assert said == []
+
+
+def test_a_warning_of_the_reward_that_rollouts_do_not_show_is_a_note() -> None:
+    loud = Finding(detector="reward-collapse", step=150, severity="warn", value=0.1, limit=0.5, what="fell")
+    assert lived(falls(10_000), notes={150: loud})[0] == []
+
+
+@pytest.mark.parametrize(("moves", "named"), [(False, ["reward-hacking"]), (True, [])])
+def test_a_reward_that_jumps_without_the_policy_is_the_grader(moves: bool, named: list[str]) -> None:
+    jump = Finding(
+        detector="reward-hacking", step=150, severity="info", value=2.0, limit=0.2, what="jumped", where=("reward",)
+    )
+    level = (lambda step: 0.1 if step < 60 else 0.5 if step < 148 else 0.9) if moves else falls(10_000)
+    said, _, _ = lived(level, notes={150: jump})
+    assert [f.detector for f in said] == named
+
+
+def test_after_a_rollback_a_tenth_of_the_gain_is_enough() -> None:
+    def again(step: int) -> float:
+        return falls(150, until=170)(step) if step < 185 else 0.78
+
+    said, _, _ = lived(again)
+    assert [f.severity for f in said if f.step < 170][:2] == ["warn", "act"]
+    assert [f.severity for f in said if f.step >= 185][:1] == ["act"]
+    assert [f.severity for f in lived(lambda step: again(step) if step > 170 else falls(10_000)(step))[0]] == []
+
+
+def test_what_was_earned_survives_a_checkpoint_and_no_rollback_unsees_it() -> None:
+    _, _, controls = lived(falls(10_000))
+    early, late = Controls(evaluate=lambda: 0.0), controls.state_dict()
+    early.load_state_dict(late)
+    assert early.looks == controls.looks
+    controls.load_state_dict(late | {"looks": late["looks"][:3]})
+    assert len(controls.looks) == 40
+    with pytest.raises(MisuseError, match="every"):
+        Controls(every=-1)
+
+
+@given(st.lists(st.floats(-10.0, 10.0), min_size=6, max_size=30), st.floats(-5.0, 5.0), st.floats(0.1, 10.0))
+def test_a_fall_does_not_depend_on_scale_and_offset(scores: list[float], offset: float, scale: float) -> None:
+    one = EarnedSeries([[5.0 * i, score] for i, score in enumerate(scores)])
+    other = EarnedSeries([[5.0 * i, scale * score + offset] for i, score in enumerate(scores)])
+    now = [scores[-1] - 3.0 - 0.1 * i for i in range(8)]
+    assert other.fall([scale * score + offset for score in now], 0.3) == pytest.approx(one.fall(now, 0.3), abs=1e-3)
+    assert one.best <= max(scores)

@@ -1,7 +1,7 @@
 """`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
 
 A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
-half of what its healthy twin gains. Seeds 0 to 2 were for choosing; seeds 700 and 701 are for reporting, run once.
+half of what its healthy twin gains. Seeds 0 to 2 are for choosing; seeds 710 and 711 are for reporting, to be run once.
 """
 
 import math
@@ -18,7 +18,7 @@ from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import SCORED
 from steadystep.lab.rl.run import run_arm as run_program
 
-JUDGE_SEEDS = (700, 701)
+JUDGE_SEEDS = (710, 711)
 BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}
 QUICK = ("proxy reward, grid", "wrong sign, a2c", "NaN rewards, dqn")
 
@@ -53,7 +53,7 @@ class Rewards:
     """What the curves of one collapse say, beside those of its healthy twin."""
 
     def __init__(self, observed: Row, twin: Row) -> None:
-        self.start = COLLAPSES[observed["collapse"]].first_step(observed["seed"])
+        self.start = observed.get("start", COLLAPSES[observed["collapse"]].first_step(observed["seed"]))
         self._first = twin["curve"][0][1]
         self._curve = observed["curve"]
         self.gained = max((score for step, score in self._curve if step <= self.start), default=self._first)
@@ -97,6 +97,7 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
     ratio = math.nan if guarded is None else _share(guarded, twin)
     return {
         "collapse": planted.name,
+        "program": observed["program"],
         "seed": observed["seed"],
         "collapsed": rewards.collapsed,
         "deadline": rewards.deadline - rewards.start,
@@ -155,6 +156,7 @@ def _healthy(found: dict[tuple[str, str, int, str], Row]) -> dict[str, Any]:
     return {
         "runs": len(guarded),
         "steps": steps,
+        "played": sum(row.get("played", 0) for row in guarded.values()),
         "warnings": warnings,
         "per_10k": 1e4 * len(warnings) / steps if steps else math.nan,
         "acts": [(key[0], key[2], *each) for key, row in guarded.items() for each in row["did"]],
@@ -169,7 +171,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
     shown = Table(title="Planted collapses of small RL programs", caption=_caption(told))
     for column in ("collapse", "program", "collapsed", "in time", "named", "lead", "observed", "guarded", "did"):
         shown.add_column(column, justify="left" if column in ("collapse", "program", "did") else "right")
-    for name, planted in COLLAPSES.items():
+    for name in COLLAPSES:
         lines = [line for line in told["lines"] if line["collapse"] == name]
         if not lines:
             continue
@@ -178,7 +180,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
         did = Counter(each for line in counted for each in line["did"])
         shown.add_row(
             name,
-            planted.program,
+            lines[0]["program"],
             f"{len(counted)}/{len(lines)}",
             f"{len(leads)}/{len(counted)}",
             f"{sum(line['named'] for line in counted)}/{len(counted)}",
@@ -210,11 +212,12 @@ def _caption(told: dict[str, Any]) -> str:
 
 def _healthy_table(healthy: dict[str, Any]) -> RenderableType:
     shown = Table(title="Healthy programs, guarded")
-    for column in ("runs", "steps", "warnings", "per 10,000", "acts", "bit-identical"):
+    for column in ("runs", "steps", "rollouts", "warnings", "per 10,000", "acts", "bit-identical"):
         shown.add_column(column, justify="right")
     shown.add_row(
         str(healthy["runs"]),
         f"{healthy['steps']:,}",
+        f"{healthy['played']:,}",
         str(len(healthy["warnings"])),
         f"{healthy['per_10k']:.2f}",
         str(len(healthy["acts"])),

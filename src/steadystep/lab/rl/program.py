@@ -30,6 +30,8 @@ class Program(ABC):
         self.kept: dict[str, nn.Module] = {}
         """Networks that no optimizer updates and that a rollback must restore as well: targets."""
         self.rates: tuple[float, ...] = ()
+        self.played = 0
+        """How often a guard has asked for `evaluate`."""
 
     @abstractmethod
     def batch(self) -> Batch:
@@ -53,6 +55,7 @@ class Program(ABC):
 
     def evaluate(self) -> float:
         """Return the true reward of fresh rollouts, drawn with torch's own random numbers."""
+        self.played += 1
         return self.rollouts(int(torch.randint(8, 2**31, ())))  # sync: CPU only
 
     def after_step(self) -> None:

@@ -117,6 +117,8 @@ def run_arm(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: in
         "halted": halted,
         "digest": digest(program.model),
         "steps": num_steps,
+        "start": planted.start,
+        "played": program.played,
     }
 
 
@@ -126,15 +128,15 @@ class Planted:
 
     def __init__(self, collapse: Collapse | None, seed: int) -> None:
         self._collapse, self._before = collapse, dict[str, Any]()
-        self._start = -1 if collapse is None else collapse.first_step(seed)
+        self.start = -1 if collapse is None else collapse.first_step(seed)
 
     def at(self, step: int, program: Program) -> None:
         """Change what is due before this step."""
         if self._collapse is None:
             return
-        if step == self._start:
+        if step == self.start:
             self._before = program.change(self._collapse.changes)
-        if self._collapse.lasts and step == self._start + self._collapse.lasts:
+        if self._collapse.lasts and step == self.start + self._collapse.lasts:
             program.change(self._before)
 
 
