@@ -2,9 +2,9 @@
 
 Run it: python examples/trl_grpo_collapse.py (two minutes on a CPU). A tiny model created from a config learns to say
 "a"; nothing is downloaded. For some steps the grader pays for "b". The policy learns that to perfection, stops saying
-"a" at all, and never finds back: every group has equal rewards, which teach nothing. With the guard the reward and the
-KL are watched; when they give a warning, rollouts under an earlier state are compared with the current ones, and the
-policy is rolled back.
+"a" at all, and never finds back: every group has equal rewards, which teach nothing. The guard plays
+rollouts every five steps; when they earn less for a while, the best remembered state is compared with the current one,
+and the policy is rolled back.
 """
 
 import os
@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
+from steadystep.errors import TrainingHalted
 from steadystep.integrations.transformers import StabilityCallback
 from steadystep.rl import Controls
 
@@ -77,7 +78,10 @@ def main(folder: Path, *, guarded: bool = True, steps: int = 190) -> tuple[float
         ),
         callbacks=[callback] if guarded else [],
     )
-    trainer.train()
+    try:
+        trainer.train()
+    except TrainingHalted as end:  # after three rollbacks: the best policy is in place
+        print(end)
     did = [f"step {o.step}: {' + '.join(o.plan.actions)} ({o.diagnosis.cause})" for o in callback.incidents]
     torch.manual_seed(1)
     return sum(says_a() for _ in range(8)) / 8, did

@@ -176,8 +176,7 @@ class PolicyTrial:
         yield from self._pin(series, states)
         found = tuple(self._of_grader(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
-        now = scores[0][0]
-        if now > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
+        if (now := scores[0][0]) > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
             return signals, tuple(map(self._unproved, found))
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
@@ -215,6 +214,8 @@ class PolicyTrial:
         tried = None if held is None else (yield from _better(signals, [held]))
         if tried is None:
             return signals, (*rest, said)
+        since = signals.step if self._fell is None else self._fell[0]
+        series.looks[:] = [look for look in series.looks if look[0] < since]  # the rest is undone
         self._acted, self._fell, self._told = [*self._acted, signals.step], None, False
         return replace(signals, counterfactual=tried), (replace(said, severity="act"), *rest)
 
@@ -236,8 +237,7 @@ class PolicyTrial:
 
     def _lasts(self, signals: Signals, now: float, best: float) -> bool:
         """Whether it has been down for long enough, and is not on its way back."""
-        assert self._fell is not None
-        (since, level), step = self._fell, signals.step
+        (since, level), step = self._fell or (signals.step, now), signals.step
         caused = any(step - at <= _PROBATION for at in self._warned.values())
         kind = ("diverging" if caused else "values") if self._only_values else "cause" if caused else "policy"
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind

@@ -200,7 +200,7 @@ def test_a_reward_that_jumps_without_the_policy_is_the_grader(moves: bool, named
 
 def test_after_a_rollback_a_tenth_of_the_gain_is_enough() -> None:
     def again(step: int) -> float:
-        return falls(150, until=170)(step) if step < 185 else 0.78
+        return falls(150, until=170)(step) if step < 185 else 0.7
 
     said, _, _ = lived(again)
     assert [f.severity for f in said if f.step < 170][:2] == ["warn", "act"]
