@@ -145,6 +145,20 @@ def noise_of(differences: Sequence[float], *, least: float = 0.7) -> float:
     return max(SIGMA_PER_MAD * median(map(abs, differences)), spread) / math.sqrt(2.0)
 
 
+def drift_of(differences: Sequence[float]) -> float:
+    """Return how far readings wander by themselves, where each continues the last one; 0 where they are independent.
+
+    Means over the last 100 episodes hardly differ from reading to reading, and wander all the same. Neighbouring
+    differences of independent readings have a correlation of -0.5.
+
+    >>> drift_of([0.1, -0.1] * 8), round(drift_of([0.1, 0.1, -0.1, -0.1] * 4), 3)
+    (0.0, 0.4)
+    """
+    size = fmean(d * d for d in differences)
+    together = fmean(a * b for a, b in pairwise(differences)) if len(differences) > 1 else -size
+    return math.sqrt(size * len(differences)) if together > -0.2 * size else 0.0
+
+
 @final
 class RewardJump:
     """Finds a reward that is far from the last ones, either way: a policy changes by degrees, a grader at once.

@@ -88,6 +88,12 @@ class TestFlatReward:
         assert shown(FlatReward, reward_std=[0.3] * 60) == []
         assert [f.severity for f in shown(FlatReward, reward_std=[-1.0, *[0.0] * 20])] == ["warn"]
 
+    @pytest.mark.parametrize(("last", "severity"), [(1.0, "info"), (0.1, "warn")])
+    def test_no_spread_in_a_solved_task_is_a_note(self, last: float, severity: str) -> None:
+        rewards = [0.2, *[last + 1e-6 * i for i in range(20)]]
+        found = shown(FlatReward, reward=rewards, reward_std=[0.3, *[0.0] * 20])
+        assert [f.severity for f in found] == [severity]
+
     @pytest.mark.parametrize("name", ["accuracy", "reward_frac", "reward/zero", "reward_count", "fraction_reward"])
     def test_other_metrics_are_none(self, name: str) -> None:
         assert shown(FlatReward, **{name: [0.5] * 60}) == []

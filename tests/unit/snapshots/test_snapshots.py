@@ -22,6 +22,20 @@ from tests.loops import OPTIMIZERS, assert_same, batches, full_state, small_net,
 CPU = torch.device("cpu")
 
 
+@given(st.integers(3, 6), st.integers(0, 5), st.integers(8, 40))
+def test_a_pinned_state_is_never_replaced(count: int, pinned: int, times: int) -> None:
+    model = nn.Linear(1, 1)
+    trained = SimpleNamespace(parameters=list(model.parameters()))
+    state = TensorState(model, torch.optim.SGD(model.parameters(), lr=0.1), trained)
+    kept = Snapshots(state, count=count, device=CPU, min_interval=20)
+    for step in range(0, 20 * times, 20):
+        if step == 20 * pinned + 20:
+            kept.pinned = 20 * pinned
+        kept.take(step=step, updates=step, lr=0.1, parts={})
+    assert 20 * pinned in [each.step for each in kept.states]
+    assert len(kept.states) == min(count, times)
+
+
 class TestRing:
     def walk(self, interval: int, count: int, times: int, *, suspected: int | None = None) -> list[list[int]]:
         """The steps that are remembered after each of `times` snapshots."""
