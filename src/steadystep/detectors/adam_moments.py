@@ -223,7 +223,7 @@ class PoisonedMoments:
         self._norms.load_state_dict(state["norms"])
         self._peak, self._peaks = float(state["peak"]), [float(peak) for peak in state["peaks"]]
         self._recent.clear()
-        self._recent.extend(float(norm) for norm in state.get("recent", ()))  # older states do not have these three
+        self._recent.extend(float(norm) for norm in state.get("recent") or ())  # older states do not have these three
         limit = state.get("limit")
         self._limit, self._num_large = math.inf if limit is None else float(limit), int(state.get("num_large", 0))
         self._jumped_in_a_row = int(state["jumped_in_a_row"])

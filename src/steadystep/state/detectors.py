@@ -168,7 +168,7 @@ class PoisonedMomentsState(PartState):  # noqa: D101
     norms: dict[str, Sizes]
     peak: Size
     peaks: Sizes
-    recent: Sizes = []
+    recent: Sizes | None = None
     limit: Size | None = None
     num_large: WholeNumber = 0
     jumped_in_a_row: WholeNumber
