@@ -107,7 +107,7 @@ class EarnedSeries:
     def fall(self, scores: Sequence[float], share: float) -> float:
         """In standard errors, where rollouts with these scores have lost that share of the gain; otherwise 0."""
         lost, error = self.best - fmean(scores), stdev(scores) / math.sqrt(len(scores))
-        doubt = max(math.sqrt(0.5 * self.noise**2 + error**2), 1e-12 * abs(self.best))
+        doubt = max(math.hypot(math.sqrt(0.5) * self.noise, error), 1e-12 * abs(self.best))
         return lost / doubt if lost > share * self.gained and doubt > 0.0 else 0.0
 
     def level_at(self, step: int) -> float | None:

@@ -179,6 +179,8 @@ class RewardJump:
     def add(self, value: float, step: int) -> tuple[float, float, int] | None:
         """Return what is usual, how far off a reward may be, and since when, if `value` is farther; begins anew."""
         known, found = self._readings, None
+        if abs(value) > 1e30:  # nothing that can be squared
+            return None
         if len(known) >= 2 * _BEFORE:
             usual, since = median(reward for reward, _ in known[-_BEFORE:]), int(known[-_BEFORE][1])
             noise = math.sqrt(fmean((b[0] - a[0]) ** 2 for a, b in pairwise(known)) / 2.0)
