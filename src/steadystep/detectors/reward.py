@@ -9,7 +9,7 @@ from typing import Any, final
 
 from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
 from steadystep.records import Finding, Severity, Signals
-from steadystep.rl import RewardJump, drift_of, noise_of
+from steadystep.rl import RewardJump, noise_of
 
 _SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations are means of many rollouts already
 _SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
@@ -106,7 +106,6 @@ class _Fall:
             return None
         # why: with nothing gained yet, only a fall well below the beginning counts
         least = max((_NOISE if gained > 3.0 * noise else 2.0 * _NOISE) * noise, 1e-9 * abs(self._best))
-        least = max(least, 3.0 * drift_of(self._differences))
         lost = drop > max(_LOST * gained, least) and self._blocks[-1] <= self._blocks[-2] + noise
         noted = drop > max(_NOTED * gained, 0.8 * least)
         if not noted or (self._told == 2 and not lost):

@@ -168,9 +168,7 @@ class PolicyTrial:
             self._failures += 1
             return signals, found
         series = EarnedSeries(controls.looks)
-        if not controls.looks or controls.looks[-1][0] < step:
-            controls.looks.append([step, scores[0][0]])
-            del controls.looks[1 : -controls.MOST_LOOKS]  # the first one stays: what was gained is measured from there
+        controls.add_look(step, scores[0][0])
         if not series.known:
             return signals, found
         yield from self._pin(series, states)

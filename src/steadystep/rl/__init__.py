@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from steadystep._utils import lazy_names
 from steadystep.errors import MisuseError
-from steadystep.stats import SIGMA_PER_MAD
 
 if TYPE_CHECKING:
     from steadystep.rl.monitor import Monitor, grad_norms_by_sign
@@ -33,6 +32,7 @@ _MOST_RAISES = 4
 _FEWEST = 32  # readings
 _LEAST_FIT = 0.5  # share of the variance of the reward that the curve explains
 _READINGS, _BEFORE = 32, 8  # rewards: in all, and those that are usual
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
 _JUMP, _OF_RANGE = 8.0, 0.3  # deviations of one reading, and of the range of all of them
 _LARGEST_ENTROPY = 20.0  # nats: of a vocabulary of 5e8
 
@@ -112,6 +112,12 @@ class Controls:
             self._on_change(name, self._values[name])
         return True
 
+    def add_look(self, step: int, reward: float) -> None:
+        """Remember what rollouts earned at `step`; the first look stays: what was gained is measured from there."""
+        if not self.looks or self.looks[-1][0] < step:
+            self.looks.append([step, reward])
+            del self.looks[1 : -self.MOST_LOOKS]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
         looks = [list(look) for look in self.looks]
@@ -142,21 +148,7 @@ def noise_of(differences: Sequence[float], *, least: float = 0.7) -> float:
     0.105
     """
     spread = least * math.sqrt(fmean(d * d for d in differences))
-    return max(SIGMA_PER_MAD * median(map(abs, differences)), spread) / math.sqrt(2.0)
-
-
-def drift_of(differences: Sequence[float]) -> float:
-    """Return how far readings wander by themselves, where each continues the last one; 0 where they are independent.
-
-    Means over the last 100 episodes hardly differ from reading to reading, and wander all the same. Neighbouring
-    differences of independent readings have a correlation of -0.5.
-
-    >>> drift_of([0.1, -0.1] * 8), round(drift_of([0.1, 0.1, -0.1, -0.1] * 4), 3)
-    (0.0, 0.4)
-    """
-    size = fmean(d * d for d in differences)
-    together = fmean(a * b for a, b in pairwise(differences)) if len(differences) > 1 else -size
-    return math.sqrt(size * len(differences)) if together > -0.2 * size else 0.0
+    return max(_SIGMA_PER_MAD * median(map(abs, differences)), spread) / math.sqrt(2.0)
 
 
 @final
