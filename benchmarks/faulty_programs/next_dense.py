@@ -37,7 +37,7 @@ def iou(model: nn.Module, data: Split, *, classes: bool = False) -> float:
     "schedule-error",
     "learning-rate-too-low",
     story="A StepLR meant for epochs is stepped behind every batch and takes the learning rate to nothing.",
-    source="ivadomed/ivadomed#55",
+    source="pytorch/tutorials#640",
 )
 def stepped_behind_every_batch(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -136,7 +136,6 @@ def places(seed: int, count: int = 600, side: int = 12) -> Split:
     "unscaled-targets",
     "learning-rate-too-low",
     story="A network predicts the place of a keypoint in pixels of a 640 pixel picture instead of shares of its width.",
-    source="lululxvi/deepxde#33",
     loss_tells=False,
 )
 def keypoints_in_pixels(faulty: bool, seed: int) -> Setup:
@@ -196,7 +195,6 @@ def counter_starts_below_zero(faulty: bool, seed: int) -> Setup:
     "repeated-batch",
     "suspicious-perfection",
     story="The switch that shows one batch again and again, for a test of the pipeline, was left on.",
-    source="catalyst-team/catalyst#1025",
     loss_tells=False,
 )
 def overfit_switch_left_on(faulty: bool, seed: int) -> Setup:

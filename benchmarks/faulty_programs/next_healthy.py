@@ -164,7 +164,8 @@ def density_below_zero(faulty: bool, seed: int) -> Setup:
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         mean, log_std = net(batch[0]).unbind(1)
         error = (scale * batch[1] - mean) * torch.exp(-log_std)
-        return (0.5 * error.pow(2) + log_std).mean()
+        value: Tensor = (0.5 * error.pow(2) + log_std).mean()
+        return value
 
     def score() -> float:
         with torch.no_grad():

@@ -149,7 +149,9 @@ def seventh_decile(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program("sequence", story="Batches are made by length, as bucketing does it: in some of them most of the input is padding.")
+@program(
+    "sequence", story="Batches are made by length, as bucketing does it: in some of them most of the input is padding."
+)
 def batches_by_length(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data = recall(seed + 4, 8)

@@ -275,7 +275,6 @@ def messages_added_up(faulty: bool, seed: int) -> Setup:
     "schedule-error",
     "learning-rate-too-low",
     story="A fit of an oscillator warms up over 50,000 steps, which were meant for a longer run; it has 400.",
-    source="crowsonkb/k-diffusion#50",
 )
 def warm_up_outlasts_training(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)

@@ -187,7 +187,8 @@ def actor_and_critic_hardly_move(faulty: bool, seed: int) -> Setup:
         state, action, reward = batch
         value = critic(state).squeeze(1)
         chosen = log_chance(actor(state), action)
-        return F.mse_loss(value, reward) - (chosen * (reward - value.detach())).mean()
+        total: Tensor = F.mse_loss(value, reward) - (chosen * (reward - value.detach())).mean()
+        return total
 
     return Setup(
         model=both,
@@ -249,7 +250,6 @@ def legal(state: Tensor) -> Tensor:
     "rl",
     "non-finite",
     story="Illegal actions get the probability zero, and the entropy by hand is p * log(p): zero times minus infinity.",
-    source="IntelLabs/coach#87",
     loss_tells=False,
 )
 def entropy_of_illegal_actions(faulty: bool, seed: int) -> Setup:

@@ -171,7 +171,6 @@ def sigmoid_for_temperatures(faulty: bool, seed: int) -> Setup:
     "target-leak",
     "suspicious-perfection",
     story="The window is one step too long and ends with the value to be forecast; a live feed has no such value.",
-    source="philipperemy/n-beats#3",
     loss_tells=False,
 )
 def window_one_step_too_long(faulty: bool, seed: int) -> Setup:
@@ -256,7 +255,6 @@ def recurrent_weights_too_large(faulty: bool, seed: int) -> Setup:
     "unshuffled-data",
     "oscillation",
     story="Half a year of one machine follows half a year of another, and the loader reads from front to back.",
-    source="NVIDIA/DIGITS#29",
     loss_tells=False,
 )
 def one_machine_after_the_other(faulty: bool, seed: int) -> Setup:

@@ -37,7 +37,7 @@ class _Encoder(nn.Module):
     "output-independent-of-input",
     "oscillation",
     story="A transformer is tuned with AdamW at 0.03: soon it answers the same for every review.",
-    source="huggingface/transformers#735",
+    source="graykode/nlp-tutorial#77",
 )
 def transformer_at_three_hundredths(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
