@@ -110,7 +110,7 @@ def room_for_more_users(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data = ratings(seed + 3)
     users, items = nn.Embedding(3000, 8), nn.Embedding(50, 8)
-    model = nn.ModuleDict({"users": users, "items": items})
+    model = nn.ModuleDict({"user": users, "item": items})
 
     def logit(pairs: Tensor) -> Tensor:
         match: Tensor = (users(pairs[:, 0] * 50) * items(pairs[:, 1])).sum(1)
