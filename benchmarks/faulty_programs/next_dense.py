@@ -206,7 +206,7 @@ def overfit_switch_left_on(faulty: bool, seed: int) -> Setup:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64))
 
     def batches() -> Iterator[dict[str, Tensor]]:
-        loader = tuples(noisy, data.x.flatten(1), size=6, seed=seed)()
+        loader = tuples(noisy, data.x.flatten(1), size=3, seed=seed)()
         first = next(loader)
         while True:
             x, y = first if faulty else next(loader)

@@ -81,7 +81,7 @@ def one_negative_each(faulty: bool, seed: int) -> Setup:
 @program(
     "contrastive",
     "non-finite",
-    story="Distances of a batch to itself are the root of their squares: on the diagonal the root of zero has no slope.",
+    story="Distances within a batch are roots of squares, and the root of the zero on the diagonal has no slope.",
 )
 def root_of_zero(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
