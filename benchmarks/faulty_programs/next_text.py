@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .data import generator, names, sentences
+from .data import LETTERS, generator, names, prose, sentences
 from .program import Setup, program
 from .shared import accuracy, dicts, evaluating, tuples
 
@@ -205,24 +205,25 @@ def layers_in_a_list(faulty: bool, seed: int) -> Setup:
 
 
 @program(
-    "text",
+    "language",
     "wrong-loss",
-    story="NLLLoss gets probabilities from a softmax instead of their logarithm.",
+    story="NLLLoss gets the next letter's probabilities from a softmax instead of their logarithm.",
     source="mjc92/GetToThePoint#8",
     loss_tells=False,
 )
 def probabilities_into_nll(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
-    data = names(2)
-    last: nn.Module = nn.Softmax(dim=1) if faulty else nn.LogSoftmax(dim=1)
-    net = nn.Sequential(nn.Embedding(TOKENS, 12), nn.Flatten(), nn.Linear(120, 24), nn.Tanh(), nn.Linear(24, 3), last)
+    data = prose()
+    size = len(LETTERS)
+    last: nn.Module = nn.Softmax(dim=-1) if faulty else nn.LogSoftmax(dim=-1)
+    net = nn.Sequential(nn.Embedding(size, 32), nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, size), last)
     criterion = nn.NLLLoss()
     return Setup(
         model=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.02),
-        loss=lambda batch: criterion(net(batch[0]), batch[1]),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9),
+        loss=lambda batch: criterion(net(batch[0]).flatten(0, 1), batch[1].flatten()),
         batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=400,
+        num_steps=300,
         score=lambda: accuracy(net, data.x_test, data.y_test),
     )
 
