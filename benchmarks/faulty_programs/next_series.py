@@ -1,10 +1,10 @@
-"""Next programs on sound and on series: keyword spotting, forecasts, a recurrent memory."""
+"""Next programs on sound and on series: keyword spotting, a learned front end, forecasts."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .data import generator, recall, series, split, waves
+from .data import generator, series, split, waves
 from .program import LoopFaults, Setup, program
 from .shared import accuracy, evaluating, explained, mlp, tuples
 
@@ -188,45 +188,6 @@ def optimizer_made_every_epoch(faulty: bool, seed: int) -> Setup:
     )
 
 
-class _Memory(nn.Module):
-    """A plain recurrent network that must remember its first input; `gain` scales its recurrent weights."""
-
-    def __init__(self, gain: float, act: str = "relu") -> None:
-        super().__init__()
-        self.rnn = nn.RNN(4, 24, nonlinearity=act, batch_first=True)
-        self.head = nn.Linear(24, 4)
-        nn.init.orthogonal_(self.rnn.get_parameter("weight_hh_l0"), gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _ = self.rnn(x)
-        logits: Tensor = self.head(out[:, -1])
-        return logits
-
-
-@program(
-    "sequence",
-    "exploding-gradient",
-    "poor-initialisation",
-    "learning-rate-too-high",
-    "non-finite",
-    story="The recurrent weights of a ReLU network start three times too large, and 20 steps multiply it up.",
-    source="AutoTrainer (Zhang et al., ICSE 2021): gradient explode",
-    same_start=False,
-)
-def recurrent_weights_too_large(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data = recall(seed, 20)
-    net = _Memory(3.0 if faulty else 0.95)
-    return Setup(
-        model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=2e-3),
-        loss=lambda batch: F.cross_entropy(net(batch[0]), batch[1]),
-        batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=400,
-        score=lambda: accuracy(net, data.x_test, data.y_test),
-    )
-
-
 @program(
     "series",
     "unshuffled-data",
@@ -267,6 +228,5 @@ SERIES = (
     forecast_ends_in_relu,
     sigmoid_for_temperatures,
     optimizer_made_every_epoch,
-    recurrent_weights_too_large,
     one_machine_after_the_other,
 )

@@ -231,10 +231,10 @@ def clip_norm_of_a_detector(faulty: bool, seed: int) -> Setup:
     data, net = names(4), _TwoWays(False)
     return Setup(
         model=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9),
         loss=lambda batch: F.cross_entropy(net(batch[0]), batch[1]),
         batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=250,
+        num_steps=300,
         score=lambda: accuracy(net, data.x_test, data.y_test),
         config={"training": {"max_grad_norm": 0.01 if faulty else 1.0}},
     )
