@@ -34,6 +34,7 @@ KINDS = {
 _IGNORED = -100
 _COPY = 0.9999  # correlation over a batch
 _MOST_COPIES = 1 << 12  # features that are compared with the target
+_FEWEST = 3  # batches
 
 
 def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -246,10 +247,13 @@ class Copies:
     def __init__(self) -> None:
         self._least: Tensor | None = None
         self._seen = 0
+        self._none = False
 
     @torch.no_grad()
     def add(self, given: Tensor, target: Tensor) -> None:
         """One more batch."""
+        if self._none:
+            return
         sequence = given.dim() == 3
         given = given[:, -1] if sequence else given
         if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
@@ -271,14 +275,14 @@ class Copies:
 
     def pending(self, home: torch.device) -> Tensor:
         """The correlation of the feature that goes best with the target in every batch, and its place."""
-        if self._least is None or self._seen < 3:
+        if self._least is None or self._seen < _FEWEST or self._none:
             return torch.zeros(2, device=home)
         best = self._least.max(0)
         return torch.stack((best.values, best.indices.to(best.values.dtype))).float().to(home)
 
-    @staticmethod
-    def read(correlation: float, place: float) -> str:
-        """In words; empty where there is none."""
+    def read(self, correlation: float, place: float) -> str:
+        """In words; empty where there is none, and then there never will be: the least of all batches counts."""
+        self._none = self._seen >= _FEWEST and not correlation >= _COPY
         return f"feature {place:.0f} of the input" if correlation >= _COPY else ""
 
 
