@@ -53,6 +53,7 @@ class PartStats:
         self._count = self._batches = 0
         self._labels = math.prod(self.shape) <= _MOST_FEATURES  # until a value is seen that is none
         self._shares = True  # until a row is seen that does not add up to 1
+        self._unit = True  # until a value is seen that is not in [0, 1]
         self._same = True  # until a batch differs from the first
         self._moments: tuple[Tensor, Tensor] | None = None
         self._sums = self._ends = self._zero = self._nan = torch.zeros(())
@@ -138,9 +139,10 @@ class PartStats:
         self._distinct = None
 
     def _different(self) -> Tensor:
+        """How often the next row is another one, once they are sorted."""
         if self._distinct is None:
             marks = torch.cat(self._marks).sort().values  # why not unique: it would wait for the device
-            self._distinct = (marks[1:] != marks[:-1]).sum() + 1
+            self._distinct = (marks[1:] != marks[:-1]).sum()
         return self._distinct
 
     @torch.no_grad()
@@ -152,23 +154,27 @@ class PartStats:
         mean, squares = self._moments
         zero, variance, overall = self._zero, squares / self._count, mean.mean()
         total = (variance + (mean - overall).square()).mean()
-        shares = mean.clamp(0.0, 1.0)
-        entropy = torch.special.entr(shares)
-        binary = (entropy + torch.special.entr(1.0 - shares)).mean()
+        marginal, binary = self._entropies(mean) if self._unit or self._shares else (zero, zero)
         counts = self._histogram if self._labels else None
         pooled, kinds = (zero, zero) if counts is None else (_entropy(counts), (counts > 0).sum())
         same = zero if self._print is None else self._print[1]
         different = self._different() if self._marks else zero
-        numbers = [overall, total, variance.mean(), pooled, kinds, same, binary, different]
-        numbers.append(entropy.sum() if self._shares else zero)
+        numbers = [overall, total, variance.mean(), pooled, kinds, same, binary, different, marginal]
         self._pending = torch.cat((torch.stack(numbers), self._sums * (1.0 / self._batches), self._ends))
         return self._pending
+
+    @staticmethod
+    def _entropies(mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the means as shares of one whole, and as one share each."""
+        shares = mean.clamp(0.0, 1.0)
+        entropy = torch.special.entr(shares)
+        return entropy.sum(), (entropy + torch.special.entr(1.0 - shares)).mean()
 
     def read(self, host: Iterator[float]) -> BatchPartStats:
         """The record, from the numbers of `pending`."""
         mean, total, variance, pooled, kinds, same, binary, distinct, marginal, *rest = islice(host, _NUMBERS)
         ignored, within_entropy, within, apart, bent, conditional, low, high, labels = rest
-        self._settle(bool(labels), not math.isnan(conditional), bool(same))
+        self._settle(bool(labels), not math.isnan(conditional), 0.0 <= low and -high <= 1.0, bool(same))
         return BatchPartStats(
             name=self.name,
             whole=self.whole,
@@ -186,17 +192,17 @@ class PartStats:
             entropy_within=within_entropy if labels else math.nan,
             ignored=ignored,
             values=int(kinds) if labels else 0,
-            binary=binary,
+            binary=binary if self._unit else math.nan,
             repeated=bool(same) and self._fresh and self._batches > 1,
             counted=self._marked,
-            distinct=int(distinct),
+            distinct=int(distinct) + bool(self._marks),
             marginal=math.nan if math.isnan(conditional) else marginal,
             conditional=conditional,
         )
 
-    def _settle(self, labels: bool, shares: bool, same: bool) -> None:
-        """Three things that cannot become true again."""
-        self._labels, self._shares, self._same = labels, shares, same
+    def _settle(self, labels: bool, shares: bool, unit: bool, same: bool) -> None:
+        """What cannot become true again."""
+        self._labels, self._shares, self._unit, self._same = labels, shares, unit, same
         self._histogram = self._histogram if labels else None
         self._print = self._print if same else None
 
@@ -213,7 +219,9 @@ class BatchStatistics:
         self.waiting: list[Tensor] = []
         """One flat tensor for the next host read, when a record is due."""
 
-    def add(self, batch: Any, step: int, *, enough: int = FIRST, measured: Mapping[str, PartStats] | None = None) -> None:
+    def add(
+        self, batch: Any, step: int, *, enough: int = FIRST, measured: Mapping[str, PartStats] | None = None
+    ) -> None:
         """One more batch; nearly always this does nothing.
 
         Args:

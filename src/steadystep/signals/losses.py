@@ -84,18 +84,16 @@ def _of_classes(values: Tensor, target: Tensor) -> dict[str, Tensor]:
 def _of_numbers(values: Tensor, target: Tensor) -> dict[str, Tensor]:
     gap = values - target
     squares = gap.square()
+    # bounded as torch's own
+    yes, no = torch.stack((values, 1.0 - values)).clamp_(min=0.0).log_().clamp_(min=-100.0).unbind()
     return {
         "bce with logits": functional.binary_cross_entropy_with_logits(values, target),
-        "bce": -(target * _log(values) + (1.0 - target) * _log(1.0 - values)).mean(),
+        "bce": -(target * yes + (1.0 - target) * no).mean(),
         "mse": squares.mean(),
         "l1": gap.abs().mean(),
         "huber": functional.huber_loss(values, target),
         "sum of squares": squares.sum(),
     }
-
-
-def _log(values: Tensor) -> Tensor:
-    return values.clamp(min=0.0).log().clamp(min=-100.0)  # as torch's own
 
 
 def _broadcast(values: Tensor, target: Tensor) -> Tensor:
