@@ -174,7 +174,7 @@ class PartStats:
         """The record, from the numbers of `pending`."""
         mean, total, variance, pooled, kinds, same, binary, distinct, marginal, *rest = islice(host, _NUMBERS)
         ignored, within_entropy, within, apart, bent, conditional, low, high, labels = rest
-        self._settle(bool(labels), not math.isnan(conditional), 0.0 <= low and -high <= 1.0, bool(same))
+        self._settle(bool(labels), not math.isnan(conditional), low >= 0.0 and high >= -1.0, bool(same))
         return BatchPartStats(
             name=self.name,
             whole=self.whole,
