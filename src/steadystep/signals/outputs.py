@@ -11,22 +11,13 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals import (
-    MOST,
-    UNKNOWN,
-    count_leaves,
-    faintest,
-    has_frozen_statistics,
-    is_batch_first,
-    left_out,
-    main_tensor,
-    spread_of,
-)
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.batches import MOST, UNKNOWN, faintest, is_batch_first, main_tensor, spread_of
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
 from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, left_out
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
