@@ -271,7 +271,7 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
         return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
-    row, column = (torch.linalg.vector_norm(values.sum(dim) - 1.0, torch.inf) for dim in (-1, 0))
+    row, column = ((values.sum(dim) - 1.0).abs().amax() for dim in (-1, 0))
     entropy = alignment = unknown
     if values.shape[-1] > 1:
         logs, rows = torch.log_softmax(values, -1), values.flatten(0, -2)
