@@ -408,3 +408,11 @@ class TestBetterPolicy:
         plan = self.planned(**off, coefficients=("kl_coef",), skips_batches=False)
         assert plan.actions == ("rollback", "raise-coefficient")
         assert (plan.lr, plan.hold, plan.raises) == (None, None, "kl_coef")
+
+    def test_rollouts_decide(self) -> None:
+        tried = Counterfactual(step=40, old_loss=1.0, current_loss=2.0, rollouts=True)
+        earned = replace(GOOD, lr=0.1, counterfactual=tried)
+        found = finding("reward-collapse", "act")
+        assert planned(found, signals=earned, damage=Damage.NONE).to == 40
+        batches = replace(earned, counterfactual=replace(tried, rollouts=False))
+        assert planned(found, signals=batches, damage=Damage.NONE).to is None
