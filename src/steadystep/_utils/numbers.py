@@ -89,12 +89,12 @@ def as_json(value: float, digits: int = 9) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def as_list(values: Sequence[float], digits: int = 6) -> str:
-    """Many of them, as the text of a JSON list."""
+def as_list(values: Sequence[float]) -> str:
+    """Many of them to six digits, as the text of a JSON list."""
     total = sum(values)
     if total - total == 0.0:  # all finite
-        return "[" + ",".join([f"{value:.{digits}g}" for value in values]) + "]"
-    return json.dumps([as_json(value, digits) for value in values], separators=(",", ":"))
+        return "[" + ",".join([f"{value:.6g}" for value in values]) + "]"
+    return json.dumps([as_json(value, 6) for value in values], separators=(",", ":"))
 
 
 def from_json(value: object) -> float:

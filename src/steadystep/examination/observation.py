@@ -218,7 +218,7 @@ def _copied(passes: Sequence[Pass]) -> str:
         first = next((tensor for tensor in seen.given if tensor.dim()), None)
         if target is not None and target.dim() and first is not None:
             copies.add(first, target)
-    return Copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
+    return copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

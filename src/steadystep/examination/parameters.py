@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from steadystep.examination.workbench import Prepare, Workbench
-from steadystep.signals import untrained_heads
+from steadystep.signals.structure import untrained_heads
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _MOST_PARTS = 10_000

@@ -270,7 +270,7 @@ def _mean_of(result: Any, target: Any, options: Mapping[str, Any]) -> Tensor | N
         return None
     if options.get("reduction") == "sum" and isinstance(target, Tensor) and result.numel() == 1:
         return result.detach().reshape(()) / max(target.numel(), 1)
-    return result.detach().mean()
+    return result.detach().reshape(()) if result.numel() == 1 else result.detach().mean()
 
 
 def _is_ours(depth: int) -> bool:

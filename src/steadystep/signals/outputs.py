@@ -1,9 +1,8 @@
 """What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,22 +11,13 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals import (
-    MOST,
-    UNKNOWN,
-    count_leaves,
-    faintest,
-    has_frozen_statistics,
-    is_batch_first,
-    left_out,
-    main_tensor,
-    spread_of,
-)
 from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.batches import MOST, UNKNOWN, faintest, is_batch_first, main_tensor, spread_of
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
 from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, left_out
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -61,8 +51,8 @@ class Outputs(ForwardHooks):
         self._copies = Copies()
         self._called: dict[str, Any] = {}
         self._count = 0
-        self.heard: Callable[[Any, int], None] = lambda batch, step: None
-        """Told of inputs and targets where the loop gives no batch."""
+        self.heard: Callable[[Any, int, Mapping[str, PartStats]], None] = lambda batch, step, measured: None
+        """Told of inputs and targets where the loop gives no batch, with what has measured the target."""
         self.seen: Callable[[], None] = lambda: None
         """Told when a forward pass has been measured."""
         self._names: tuple[str, ...] = ()
@@ -109,7 +99,9 @@ class Outputs(ForwardHooks):
         if first is not None and len(heard.calls) == 1:
             self._copies.add(first, target)
         if not self._batch:
-            self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
+            measured = {TARGET: self._target} if self._target is not None and without_ignored(call) is target else {}
+            batch = {"target": target} if first is None else {"input": first, "target": target}
+            self.heard(batch, self._step, measured)
         if not any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
             self._batch.append((TARGET, target))
 
@@ -207,7 +199,7 @@ class Outputs(ForwardHooks):
         self.waiting = []
         low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
-        copied = Copies.read(next(host), next(host))
+        copied = self._copies.read(next(host), next(host))
         return OutputStats(
             step=self._step,
             shape=self._shape,
@@ -246,7 +238,9 @@ class Evidence:
         self.waiting: list[Tensor] = []
         """Flat tensors for the next host read, in the order `read` wants them."""
         if outputs is not None:
-            outputs.heard = partial(self._batches.add, enough=_PROBES)
+            outputs.heard = lambda batch, step, measured: self._batches.add(
+                batch, step, enough=_PROBES, measured=measured
+            )
             outputs.seen = self._gather
 
     def add(self, batch: Any, step: int) -> None:
@@ -277,13 +271,13 @@ def _shape_of_values(values: Tensor) -> list[Tensor]:
     unknown = torch.full_like(rms, math.nan)
     if values.dim() < 2:
         return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
-    row = (values.sum(-1) - 1.0).abs().amax()
-    column = (values.sum(0) - 1.0).abs().amax()
-    logs = torch.log_softmax(values, -1)
-    entropy = -(logs.exp() * logs).sum(-1).mean() if values.shape[-1] > 1 else unknown
-    rows = values.flatten(0, -2)
-    units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
-    alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
+    row, column = ((values.sum(dim) - 1.0).abs().amax() for dim in (-1, 0))
+    entropy = alignment = unknown
+    if values.shape[-1] > 1:
+        logs, rows = torch.log_softmax(values, -1), values.flatten(0, -2)
+        entropy = -(logs.exp() * logs).sum(-1).mean()
+        units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+        alignment = units.mean(0).square().sum().sqrt()
     samples = values.flatten(1)
     apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
     return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]
