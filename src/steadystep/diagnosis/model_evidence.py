@@ -90,7 +90,7 @@ def rate_of_zero(facts: Facts) -> str:
 def mostly_frozen(facts: Facts) -> str:
     """Most parameters have `requires_grad` off, and what is left learned nothing."""
     parts = facts.structure
-    if parts.frozen <= 2 * len(parts.trained) or stuck(facts) is None:
+    if parts.frozen <= 2 * len(parts.trained) or not hardly_learned(facts):
         return ""
     return f"{parts.frozen} of {parts.frozen + len(parts.trained)} parameters have requires_grad off"
 
@@ -220,7 +220,10 @@ def equal_weights(facts: Facts) -> str:
         return ""
     columns = [(n, rms, std) for n, rms, std in zip(first.names, first.rms, first.std, strict=False) if not is_bias(n)]
     equal = [n for n, rms, std in columns if std <= 1e-6 * rms and rms > 0.0]
-    if not equal or 2 * len(equal) < len(columns) or not (stuck(facts) or below_constant(facts)):
+    if not equal or 2 * len(equal) < len(columns) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    gains = [n for n, rms, _ in columns if n in equal and abs(rms - 1.0) < 1e-6]  # as those of normalization are
+    if (gains or not is_judged(facts)) and not (stuck(facts) or below_constant(facts)):
         return ""
     return f"all elements of {len(equal)} of {len(columns)} weights were equal before the first update ({names(equal)})"
 

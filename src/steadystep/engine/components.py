@@ -238,6 +238,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     )
     inputs, outputs = Inputs(), Outputs(model, gradients)
     probes = _probes(model, optimizer, gradients, outputs)
+    probes.listens = ranks.size == 1
     weights = WeightNorms(gradients, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
     measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs))

@@ -278,6 +278,7 @@ class Parts:
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
+        self.probes.drop_pass()
         self.edits.remove()
         self.checksums.forget()
         self.recovery.forget()

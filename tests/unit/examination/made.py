@@ -12,7 +12,7 @@ from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import Parameters
 from steadystep.examination.passes import Pass
 from steadystep.examination.workbench import Trial, Workbench
-from steadystep.signals.loss_calls import record_losses
+from steadystep.examination.passes import record_losses
 from tests.unit.examination.jobs import Job, classes
 
 PARAMETERS = Parameters(
