@@ -155,7 +155,7 @@ def _half_precision(o: Observation) -> Diagnosis | None:
             cause=Cause.GRADIENT_UNDERFLOW,
             fault=Fault.PRECISION,
             evidence=f"in double precision the loss of a batch is {o.rounding:.0%} off: its digits cancel out",
-            advice="look for differences of nearly equal numbers (a tiny step, a variance as E[x²] - E[x]²), or use float64",
+            advice="look for differences of nearly equal numbers (a tiny step, E[x²] - E[x]²), or use float64",
         )
     if not half and o.parameters.rounded > _ROUNDED:
         return Diagnosis(
