@@ -39,7 +39,8 @@ def frozen_head(facts: Facts) -> str:
 def unusual_gains(facts: Facts) -> str:
     """Most layers began with weights far too large or far too small for their inputs, and nothing was learned."""
     first, parts = facts.measured.initial, facts.structure
-    if first is None or (is_judged(facts) and not hardly_learned(facts)) or facts.opposed:
+    broke = DetectorName.EARLY_DIVERGENCE in facts.warned or any("non-finite" in cause for cause in facts.incidents)
+    if first is None or (is_judged(facts) and not hardly_learned(facts) and not broke) or facts.opposed:
         return ""
     sizes = dict(zip(first.names, first.rms, strict=False))
     gains = {n: sizes[n] * f**0.5 for n, f in zip(parts.trained, parts.fan_ins, strict=False) if f > 3 and n in sizes}

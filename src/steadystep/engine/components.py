@@ -241,7 +241,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     probes.listens = ranks.size == 1
     weights = WeightNorms(gradients, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
-    measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs))
+    measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs, inputs))
     measurer.over_ranks = ranks.norms if ranks.size > 1 else None
     return Measuring(
         gradients=gradients,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -25,6 +24,7 @@ from steadystep.signals import (
 )
 from steadystep.signals.activations import ForwardHooks, SilentHook, compiles, numbers_may_leave, open_modules
 from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.batches import Inputs
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
 from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
@@ -47,9 +47,7 @@ class Outputs(ForwardHooks):
         super().__init__(model)
         self._gradients = gradients
         self._batch: list[tuple[str, Tensor]] = []
-        self._step = 0
-        self._closed = False
-        self._outside = -1
+        self._step, self._closed, self._outside = 0, False, -1
         self._around: dict[str, Any] = {}
         self._ordered: list[tuple[str, tuple[int, ...]]] = []
         self._misread: list[str] = []
@@ -60,9 +58,8 @@ class Outputs(ForwardHooks):
         self._kept: tuple[list[Any], Any] | None = None
         self._recorder: LossRecorder | None = None
         self._target: PartStats | None = None
-        self._copies = Copies()
+        self._copies, self._count = Copies(), 0
         self._called: dict[str, Any] = {}
-        self._count = 0
         self.heard: Callable[[Any, int], None] = lambda batch, step: None
         """Told of inputs and targets where the loop gives no batch."""
         self.seen: Callable[[], None] = lambda: None
@@ -114,10 +111,9 @@ class Outputs(ForwardHooks):
 
     def _hear(self, given: list[Any]) -> None:
         """The loss functions that were called, and the target of the first."""
-        heard = self._recorder
-        call = next((call for call in heard.calls if call.target is not None), None) if heard is not None else None
-        if heard is None:
+        if (heard := self._recorder) is None:
             return
+        call = next((call for call in heard.calls if call.target is not None), None)
         first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
         size = len(self._batch[0][1]) if self._batch else 0 if first is None else len(first)
         wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
@@ -197,8 +193,7 @@ class Outputs(ForwardHooks):
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
-            found = main_tensor(output)
-            if found is not None:
+            if (found := main_tensor(output)) is not None:
                 self._measure(module, given, found, output)
         except Exception:  # why all: it must not cost the step
             self._closed, self.waiting = True, []
@@ -268,14 +263,20 @@ class Outputs(ForwardHooks):
 class Evidence:
     """Batches and outputs, for the host read of a step."""
 
-    def __init__(self, outputs: Outputs | None = None) -> None:
-        self._batches = BatchStatistics()
+    def __init__(self, outputs: Outputs | None = None, inputs: Inputs | None = None) -> None:
+        self._batches, self._inputs = BatchStatistics(), inputs
         self._outputs = outputs
         self.waiting: list[Tensor] = []
         """Flat tensors for the next host read, in the order `read` wants them."""
         if outputs is not None:
-            outputs.heard = partial(self._batches.add, enough=_PROBES)
+            outputs.heard = self._hear
             outputs.seen = self._gather
+
+    def _hear(self, batch: dict[str, Tensor], step: int) -> None:
+        """Of a loop that gives no batch."""
+        self._batches.add(batch, step, enough=_PROBES)
+        if self._inputs is not None:
+            self._inputs.add(batch.get("input"))
 
     def add(self, batch: Any, step: int) -> None:
         """The batch of a step."""
