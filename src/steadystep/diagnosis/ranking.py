@@ -37,7 +37,7 @@ def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     # one sign is enough
-    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned(DetectorName.GROWING_GRADIENT)),
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, _unless_it_learns(warned(DetectorName.GROWING_GRADIENT))),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
     EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
     EvidenceRule(Cause.DEAD_UNITS, 1.0, learning_evidence.dead_layer),
