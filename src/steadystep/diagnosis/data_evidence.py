@@ -18,6 +18,7 @@ from steadystep.records import BatchPartStats, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _FEWEST_CLASSES = 4
+_AT_LEVEL = 1.25  # times that
 _ROOM = 0.3  # of the loss of a constant prediction
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
@@ -49,6 +50,8 @@ def unrelated_targets(facts: Facts) -> str:
     """Updates of the usual size, and a loss that stays at the level of the best constant prediction."""
     found, ratio = stuck(facts), facts.ratio
     if found is None or not found.at_base or ratio is None or not _SMALL_UPDATE <= ratio < _LARGE_UPDATE:
+        return ""
+    if found.base is None or found.end > _AT_LEVEL * found.base:
         return ""
     return (
         f"{found}, the loss of the best constant prediction; an update changes the weights by {ratio:.1e} of their size"

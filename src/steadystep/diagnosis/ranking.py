@@ -22,6 +22,7 @@ from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import conclude_from_curve
 from steadystep.diagnosis.facts import Facts, told
+from steadystep.diagnosis.learning import nears_floor
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -32,7 +33,7 @@ def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float =
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
     """Units that rest are no fault where the loss has been halved without them."""
-    return lambda facts: "" if step_size_evidence.has_halved(facts) else sign(facts)
+    return lambda facts: "" if step_size_evidence.has_halved(facts) or nears_floor(facts) else sign(facts)
 
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
