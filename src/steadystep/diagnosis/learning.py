@@ -102,7 +102,7 @@ def is_judged(facts: Facts) -> bool:
 
 
 def has_moving_targets(facts: Facts) -> bool:
-    """Whether the numbers that the loss compares with have wandered off, as values that a network makes by itself do."""
+    """Whether what the loss compares with has wandered off, as values that a network makes by itself do."""
     trail = facts.measured.outputs
     if trail.first is None or trail.last is None or trail.first.target is None or trail.last.target is None:
         return False

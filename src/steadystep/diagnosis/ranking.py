@@ -32,7 +32,7 @@ def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float =
 
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
-    """Units that rest are no fault where the loss has been halved without them."""
+    """Not where the loss has been halved all the same."""
     return lambda facts: "" if step_size_evidence.has_halved(facts) or nears_floor(facts) else sign(facts)
 
 
@@ -205,9 +205,7 @@ REFUTED: dict[Cause, EvidenceTest] = {
 }
 
 _VAGUE = (Cause.NO_LEARNING.value, "")
-_ENOUGH = 1.0
-_INCIDENT = 1.2
-_FORGIVEN = 0.5
+_ENOUGH, _INCIDENT, _FORGIVEN = 1.0, 1.2, 0.5
 
 
 def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
