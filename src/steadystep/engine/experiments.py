@@ -182,7 +182,7 @@ def one_story(
         sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
     if tried[0].cause not in _BREAKS:  # nothing else makes a loss that is no number
         sure |= {d.cause + d.fault for d in seen[:1] if d.cause in _NO_NUMBERS}
-    if tried[0].fault in _WITHOUT_GRADIENT and CUT_OFF not in seen[0].evidence:
+    if tried[0].fault in _WITHOUT_GRADIENT and not any(CUT_OFF in d.evidence for d in seen[:1]):
         sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
