@@ -197,6 +197,14 @@ class Experiments:
         # why in their order: a rate that helps may only make up for what a more particular repair removes
         return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * most))
 
+    def _moved(self, o: Observation, base: Trial, trivial: float) -> tuple[Diagnosis, ...]:
+        """What targets that are one position off show when they are moved."""
+        for repair in realigned(o.passes[0]):
+            trial = self._trial(repair.name, repair.what, repair.variation, num_steps=_LONGER * self._bench.num_steps)
+            if _learns_well(trial, _KNOWS * trivial):
+                return (_repaired_by(repair, trial, base),)
+        return ()
+
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
         follows = False  # why not with the present weights: these have seen the held batches
         for name, what, prepare in (
@@ -210,10 +218,8 @@ class Experiments:
             follows = follows or trial.at_end == 1.0
             if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
                 return (_worn(o, base, trial),)
-        for repair in realigned(o.passes[0]) if trivial is not None else ():
-            trial = self._trial(repair.name, repair.what, repair.variation, num_steps=_LONGER * self._bench.num_steps)
-            if _learns_well(trial, _KNOWS * trivial):  # type: ignore[operator]
-                return (_repaired_by(repair, trial, base),)
+        if trivial is not None and (moved := self._moved(o, base, trivial)):
+            return moved
         if trivial is not None and o.passes[0].loss > _EXPLODED * trivial and base.end > trivial:
             what = f"a constant prediction has a loss of {trivial:.4g}, this model began far above; {base}"
             return (_diagnosis(Cause.EXPLODING_GRADIENT, what),)
