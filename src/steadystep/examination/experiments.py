@@ -211,10 +211,8 @@ class Experiments:
             ("fresh-longer", "with new weights, for longer", restart),
             ("plain-init-longer", "with weights drawn at 1 / sqrt(inputs), for longer", restart_plainly),
         ):
-            steps = _LONGER * self._bench.num_steps
-            trial = self._trial(
-                name, what, Variation(prepare=prepare), num_steps=steps, at_end=lambda: self._follows(o)
-            )
+            how, steps = Variation(prepare=prepare), _LONGER * self._bench.num_steps
+            trial = self._trial(name, what, how, num_steps=steps, at_end=lambda: self._follows(o))
             follows = follows or trial.at_end == 1.0
             if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
                 return (_worn(o, base, trial),)
@@ -223,8 +221,7 @@ class Experiments:
         if trivial is not None and o.passes[0].loss > _EXPLODED * trivial and base.end > trivial:
             what = f"a constant prediction has a loss of {trivial:.4g}, this model began far above; {base}"
             return (_diagnosis(Cause.EXPLODING_GRADIENT, what),)
-        vanishing = faint_gradients(o)
-        if vanishing:
+        if vanishing := faint_gradients(o):
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
         if trivial is None and (base.start < 0 or not (o.passes[0].targets or o.contrasts)):
             what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
