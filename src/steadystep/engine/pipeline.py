@@ -107,10 +107,7 @@ class Pipeline:
         self._runner.finish(kept)
         members = self._group.members
         members = members if len(kept) == len(members) else [members[i] for i in kept]
-        losses, weights = [], []
-        for member in members:
-            losses.append(member.loss)
-            weights.append(member.weight)
+        losses, weights = [member.loss for member in members], [member.weight for member in members]
         batches = [member.batch for member in members if member.batch is not None]
         return self.measure_losses(
             losses,
@@ -244,8 +241,10 @@ class Pipeline:
             self._log.volunteered(outcome.step, believed)
         if Action.STOP in outcome.plan.actions and not outcome.stepped:
             raise self._budget.halt(outcome)
-        if self._runner.given_losses and not self._data.open:  # the next forward pass is over before we are called
-            self.between()
+        if self._runner.given_losses:  # the next forward pass is over before we are called
+            self._probes.expect(progress.attempts)
+            if not self._data.open:
+                self.between()
         return outcome
 
     def inspect(self, loss: Tensor) -> Plan:

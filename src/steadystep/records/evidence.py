@@ -151,6 +151,8 @@ class OutputStats(Record):
     """Of the first loss function, where it is a plain mean."""
     target: BatchPartStats | None = None
     """What the first loss function compared with, over all probes so far."""
+    penalized: int = 0
+    """Parameters whose size itself was computed, as a penalty on them does."""
 
 
 @final

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 Named = TypeVar("Named")
@@ -42,6 +43,21 @@ def compiles() -> bool:
     # why both: `torch.compile` with `fullgraph` counts no frames, and one that is under way has no backend yet
     backends = getattr(frames, "cached_backends", {})
     return bool(dynamo.counters["frames"]) or any(backend is not None for backend in backends.values())
+
+
+_modes: Any = torch.overrides
+
+
+def take_off(mode: TorchFunctionMode) -> None:
+    """Take a mode from torch's stack. Modes that the loop has entered since stay."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        top = _modes._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        _modes._push_mode(each)
 
 
 def evenly_chosen(items: Sequence[Named], most: int) -> list[Named]:
@@ -76,6 +92,10 @@ class ForwardHooks(ABC):
             handle.remove()
         self._handles = []
 
+    def before_pass(self, tell: Callable[..., None]) -> RemovableHandle | None:
+        """Tell of the next forward passes; None where hooks would not be called."""
+        return self._model.register_forward_pre_hook(SilentHook(tell)) if open_modules(self._model) else None
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks for the forward pass inside."""
@@ -101,7 +121,7 @@ class Activations(ForwardHooks):
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
         for name, module in evenly_chosen(self._watchable(), _MOST):
-            self._handles.append(module.register_forward_hook(self._hook(name)))
+            self._handles.append(module.register_forward_hook(SilentHook(self._hook(name))))
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""

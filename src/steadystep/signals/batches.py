@@ -214,14 +214,14 @@ MOST = 1 << 20
 UNKNOWN = torch.full((), math.nan)
 
 
-def is_batch_first(given: Tensor, batch: list[tuple[str, Tensor]]) -> bool:
+def is_batch_first(shape: Sequence[int], batch: list[tuple[str, Tensor]]) -> bool:
     """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
     if len(batch) < 2:
         return False
     inputs, targets = batch[0][1], batch[-1][1]
     rows = len(inputs)
     one_label_each = targets.dim() == 1 and len(targets) == rows
-    return one_label_each and inputs.dim() > 1 and given.shape[0] == rows != given.shape[1]
+    return one_label_each and inputs.dim() > 1 and shape[0] == rows != shape[1]
 
 
 def main_tensor(output: Any) -> Tensor | None:
@@ -251,3 +251,22 @@ def spread_of(values: Tensor | None) -> Tensor:
         return torch.full((), math.nan)
     rows = values[: max(2, MOST // max(1, values[0].numel()))]
     return rows.float().var(0, correction=0).mean().sqrt()
+
+
+def values_of(values: Tensor) -> list[Tensor]:
+    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
+    low, high = torch.aminmax(values)
+    rms = values.square().mean().sqrt()
+    unknown = torch.full_like(rms, math.nan)
+    if values.dim() < 2:
+        return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
+    row, column = ((values.sum(dim) - 1.0).abs().amax() for dim in (-1, 0))
+    entropy = alignment = unknown
+    if values.shape[-1] > 1:
+        logs, rows = torch.log_softmax(values, -1), values.flatten(0, -2)
+        entropy = -(logs.exp() * logs).sum(-1).mean()
+        units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+        alignment = units.mean(0).square().sum().sqrt()
+    samples = values.flatten(1)
+    apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
+    return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]

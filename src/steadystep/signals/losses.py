@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadystep.signals.loss_calls import ActivationOrigin, LossCall
+from steadystep.signals.loss_calls import DISTANCES, ActivationOrigin, LossCall
 
 OF = " of "
 """Between the kind of a loss and the tensor that it is of."""
@@ -135,7 +135,6 @@ def is_log_distribution(values: Tensor, dim: int) -> bool:
     return values.is_floating_point() and is_distribution(values.exp(), dim)
 
 
-_DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _BOUNDED = ("sigmoid", "softmax")
 _UNFIT = (*_BOUNDED, "relu", "tanh")
 WRONG_LOSS, SOFTMAX_AXIS = "wrong-loss", "softmax-axis"
@@ -169,7 +168,7 @@ def mistakes(
         if twice:
             yield WRONG_LOSS, twice
     pairs = [
-        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in _DISTANCES and c.target is not None
+        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in DISTANCES and c.target is not None
     ]
     for left, right in (*pairs, *differences):
         if _spreads(left, right):

@@ -141,8 +141,8 @@ class TestOutputs:
         self, given: tuple[int, ...], inputs: tuple[int, ...], targets: tuple[int, ...], first: bool
     ) -> None:
         batch = [("x", torch.zeros(inputs)), ("y", torch.zeros(targets))]
-        assert is_batch_first(torch.zeros(given), batch) is first
-        assert not is_batch_first(torch.zeros(given), batch[:1])
+        assert is_batch_first(given, batch) is first
+        assert not is_batch_first(given, batch[:1])
 
     def test_how_far_samples_are_apart(self) -> None:
         values = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
