@@ -271,6 +271,12 @@ def is_cleared(signals: Signals) -> bool:
     return signals.counterfactual is not None and not is_worse(signals.counterfactual)
 
 
+def as_closing(signals: Signals) -> Signals:
+    """Return the signals with a counterfactual that is reason enough for a replay, and for nothing else."""
+    assert signals.counterfactual is not None
+    return replace(signals, counterfactual=replace(signals.counterfactual, closing=True))
+
+
 def is_worse(counterfactual: Counterfactual) -> bool:
     """True when the present weights do worse than the older ones by more than chance.
 

@@ -77,6 +77,8 @@ class Rollback:
         if plan.to is None:
             return self._from_checkpoint(plan, view, diagnosis)
         present = self._present(view) if plan.until is not None and measure is not None else ()
+        if plan.or_nothing and not (present and self._keeps_present(plan.to, view)):
+            return self.updater.take(Plan(), view, diagnosis)
         self.updater.drop_gradients(overflow=False)
         view.grads.clear()
         schedules, options = self.recovery.schedules(), self.learning_rate.options()
@@ -97,6 +99,8 @@ class Rollback:
                 self.recovery.replayed(restored, ())
                 self.progress.updates = restored
                 raise
+        if plan.or_nothing and not (replayed.healed and len(replayed.updates) > len(missed) > 0):
+            return self._as_before(present, view, diagnosis, measure)
         if replayed.quarantined:
             diagnosis = _of_data(diagnosis, len(replayed.quarantined))
         made, quarantined = replayed.updates, quarantine(replayed.quarantined, diagnosis.cause)
@@ -148,6 +152,23 @@ class Rollback:
         plan = replace(plan, to=found.step)
         self.updater.prepare(plan)
         return self._restored(plan, view, diagnosis, updates=found.updates)
+
+    def _keeps_present(self, to: int, view: GradientView) -> bool:
+        """Remember the state before this step, beside that of `to`."""
+        with self.buffers.untouched():
+            self.buffers.put_back()
+            step, lr = view.signals.step - 1, view.signals.lr * self.recovery.lr_mult
+            return self.recovery.keep_present(step=step, updates=self.progress.updates, lr=lr, to=to)
+
+    def _as_before(
+        self, present: Sequence[RecordedUpdate], view: GradientView, diagnosis: Diagnosis, measure: MeasureGroup | None
+    ) -> Outcome:
+        """Undo the rollback and make the update at hand: replaying has led to nothing better."""
+        assert measure is not None
+        self.updater.undo()
+        self.recovery.come_back(view.signals.step - 1)
+        made = self.replayer.replay(present, measure, first_sign=view.signals.step, outside=True).updates
+        return Outcome.of(Plan(), view.signals, diagnosis, stepped=bool(made))
 
     def _present(self, view: GradientView) -> tuple[RecordedUpdate, ...]:
         """The update at hand, to be made after those before it."""

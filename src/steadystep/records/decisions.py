@@ -97,6 +97,8 @@ class Plan(Record):
     """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
     """With "replay": replay all updates or none."""
+    or_nothing: bool = False
+    """With "replay": where not all updates can be replayed, nothing is changed."""
     raises: str = ""
     """With "raise-coefficient": its name in `steadystep.rl.Controls`."""
 
