@@ -192,7 +192,7 @@ class ZeroGradient:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
         alive = [self._all_alive, dict(self._alive), sorted(self._told)]
-        said = [self._mended, self._until, self._has_streaks]
+        said = [self._mended, self._until, int(self._has_streaks)]
         return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive, "said": said}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
