@@ -274,7 +274,8 @@ class Judge:
     def _may_replay(self, signals: Signals, suspected: Finding) -> bool:
         """A replay costs nothing but time, and shows whether something went wrong outside of closures and batches."""
         asks = self.limits.replays and not self.turns.are_taken and suspected.detector in OF_THE_LOSS
-        return asks and self.budget.last_target(signals.step) is None and not is_cleared(signals)
+        asks = asks and self.budget.last_target(signals.step) is None and not is_cleared(signals)
+        return asks and self.trial.may_replay(signals.step)
 
     def _untried(self, finding: Finding) -> Finding:
         """What a curve alone says is a warning at most, and a note in a run that is too young to know its own ways.

@@ -15,7 +15,7 @@ from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.explain import advised
+from steadystep.diagnosis.explain import advised, as_warning
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
@@ -99,7 +99,7 @@ class Rollback:
                 self.recovery.replayed(restored, ())
                 self.progress.updates = restored
                 raise
-        if plan.or_nothing and not (replayed.healed and len(replayed.updates) > len(missed) > 0):
+        if plan.or_nothing and measure and not (replayed.healed and len(replayed.updates) > len(missed) > 0):
             return self._as_before(present, view, diagnosis, measure)
         if replayed.quarantined:
             diagnosis = _of_data(diagnosis, len(replayed.quarantined))
@@ -161,14 +161,14 @@ class Rollback:
             return self.recovery.keep_present(step=step, updates=self.progress.updates, lr=lr, to=to)
 
     def _as_before(
-        self, present: Sequence[RecordedUpdate], view: GradientView, diagnosis: Diagnosis, measure: MeasureGroup | None
+        self, present: Sequence[RecordedUpdate], view: GradientView, diagnosis: Diagnosis, measure: MeasureGroup
     ) -> Outcome:
         """Undo the rollback and make the update at hand: replaying has led to nothing better."""
-        assert measure is not None
         self.updater.undo()
         self.recovery.come_back(view.signals.step - 1)
         made = self.replayer.replay(present, measure, first_sign=view.signals.step, outside=True).updates
-        return Outcome.of(Plan(), view.signals, diagnosis, stepped=bool(made))
+        mult, told = self.learning_rate.ceiling.multiplier(view.signals.lr), as_warning(diagnosis)
+        return Outcome.of(Plan(), view.signals, told, stepped=bool(made), lr_mult=mult)
 
     def _present(self, view: GradientView) -> tuple[RecordedUpdate, ...]:
         """The update at hand, to be made after those before it."""

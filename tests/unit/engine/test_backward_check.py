@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import steadystep
+from steadystep.engine.judge import Judge
 from steadystep.engine.replay import _common
 from steadystep.engine.verdict import Ask, BackwardCheck, Verdict
 from steadystep.faults import parse
@@ -236,4 +237,47 @@ def test_what_heals_slowly_is_replayed_where_that_goes_better() -> None:
     (back,) = [outcome for outcome in outcomes if outcome.plan.actions]
     assert back.plan.or_nothing
     assert back.plan.actions == ("rollback", "replay")
+    assert all(torch.equal(a, b) for a, b in zip(mine, clean, strict=True))
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_replay_that_leads_to_nothing_leaves_the_bits_of_a_run_without_it(
+    monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    finding = Finding(detector="slow-divergence", step=100, severity="act", value=2.0, limit=1.0, since=80)
+    plan = Plan(actions=("rollback", "replay"), to=59, until=80, outside=True, or_nothing=True)
+    judged, offset = Judge.judge, [0.0]
+
+    def judge(self: Judge, signals: Signals, **more: Any) -> Any:
+        if signals.step != 100:
+            return judged(self, signals, **more)
+        offset[0] = 0.0 if repeats else 1.0  # the closure gives another loss when it is run again
+        return Verdict(signals, Diagnosis(cause="unknown", findings=(finding,)), plan)
+
+    def end() -> tuple[list[Tensor], list[Outcome]]:
+        torch.manual_seed(0)
+        offset[0] = 0.0
+        layers = (nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
+        model = nn.Sequential(*layers)
+        guard = steadystep.Guard(model, torch.optim.Adam(model.parameters(), lr=0.01))
+
+        def loss(batch: Tensor) -> Tensor:
+            more = offset[0] if int(batch[0, 0] * 1e6) != last[0] else 0.0
+            return functional.mse_loss(model(batch), batch.sum(-1, keepdim=True)) + more
+
+        outcomes = []
+        for step in range(120):
+            x = torch.randn(32, 4, generator=torch.Generator().manual_seed(step))
+            last[0] = int(x[0, 0] * 1e6)
+            outcomes.append(guard.step(loss, batch=x))
+            offset[0] = 0.0
+        return [t.clone() for t in model.state_dict().values()], outcomes
+
+    last = [0]
+    clean, _ = end()
+    monkeypatch.setattr(Judge, "judge", judge)
+    mine, outcomes = end()
+    assert outcomes[100].stepped
+    assert not outcomes[100].plan.actions
+    assert [found.severity for found in outcomes[100].findings] == ["warn"]
     assert all(torch.equal(a, b) for a, b in zip(mine, clean, strict=True))
