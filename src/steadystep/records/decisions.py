@@ -18,7 +18,6 @@ class Finding(Record):
     """NOTICE: what one detector found at one step."""
 
     __pydantic_config__ = JSON
-
     detector: str
     """Name of the detector."""
     step: int
