@@ -138,13 +138,13 @@ class Judge:
         if clipped:
             found = yield from held_back(found)
         found = (*self.backward.pending(signals.step), *found)
-        if self.limits.replays and not careful:
-            found = yield from self.backward.explain(signals, found)
         signals, found = yield from self._with_weights(signals, found, doubtful=doubtful)
         damaged = has_broken_weights(found) or any(f.detector == DetectorName.DAMAGED_STATE for f in found)
         # with damaged weights also those that hold these very updates: it was none of them
         states, lr_mult = yield Ask("finite-states" if damaged else "states")
         states = states if damaged else [state for state in states if state.updates < updates]
+        if self.limits.replays and not careful:
+            found = yield from self.backward.explain(signals, found, states)
         if needs_counterfactual(signals, found):
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:

@@ -186,14 +186,15 @@ class Turns:
 _NO_UPDATE = frozenset((Action.SKIP_STEP, Action.LEAVE_OUT, Action.BACK_OFF_SCALE, Action.ROLLBACK))
 _LARGER = 2.0  # times: less is no fault
 _SAME_FACTOR = 0.05
-_CHECKED_EVERY, _WAITS_EVERY, _WAITS_FOR = 16, 8, 64  # steps
+_CHECKED_EVERY, _LEFT_FOR, _WAITS_EVERY, _WAITS_FOR = 16, 500, 8, 64  # steps
 
 
 @final
 class BackwardCheck:
     """Whether backward still gives what it gave: a remembered batch is run again under the weights of then.
 
-    Gradients that are all too large by one factor are divided by it, for as long as they are. Where they differ
+    Gradients that are all too large by one factor are divided by it, for as long as they are; for 16 steps where the
+    optimizer has second moments, which follow a lasting factor by themselves. Where they differ
     otherwise, something is wrong with backward at this very step: a rollback waits for its end, for at most 64 steps,
     because nothing can be replayed until then.
     """
@@ -206,19 +207,25 @@ class BackwardCheck:
         self._since = self._next = 0
         self._usual = 0.0
         """The last norm, divided."""
+        self._normalizes = False
+        self._left_until = 0
+        """No factor is asked for before this step."""
         self._waiting: tuple[Finding, ...] = ()
         self._waits_until = 0
 
-    def explain(self, signals: Signals, found: tuple[Finding, ...]) -> Generator[Ask, Any, tuple[Finding, ...]]:
+    def explain(
+        self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State]
+    ) -> Generator[Ask, Any, tuple[Finding, ...]]:
         """A spike of all gradients by one factor: it is known exactly, and divided out."""
         spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
-        if spike is None or self.factor != 1.0:
+        if spike is None or self.factor != 1.0 or signals.step < self._left_until:
             return found
         factor = yield Ask("gradients")
         if factor is None or not _LARGER <= factor < math.inf:
             return found
         self.factor, self._since, self._next = factor, signals.step, signals.step + _CHECKED_EVERY
         self._usual = signals.grad_norm / factor
+        self._normalizes = any(state.second_moment is not None for state in states[-1:])
         what = f"all gradients are {factor:.4g} times what the same batch gave with the same weights"
         exact = replace(spike, limit=signals.grad_norm, baseline=self._usual, what=what)
         return tuple(exact if finding is spike else finding for finding in found)
@@ -230,7 +237,10 @@ class BackwardCheck:
         if gone or signals.step >= self._next:
             self._next = signals.step + _CHECKED_EVERY
             factor = yield Ask("gradients", count=self._since)
-            self.factor = factor if factor is not None and _LARGER <= factor < math.inf else 1.0
+            lasts = factor is not None and _LARGER <= factor < math.inf
+            if lasts and self._normalizes:  # it takes a lasting factor out by itself
+                self._left_until, lasts = signals.step + _LEFT_FOR, False
+            self.factor = factor if lasts else 1.0
         divided = replace(
             signals,
             grad_norm=signals.grad_norm / self.factor,

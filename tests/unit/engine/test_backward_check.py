@@ -117,18 +117,18 @@ class TestFactor:
     @pytest.mark.parametrize("answer", [None, 1.0, 1.9, 0.1, math.nan, math.inf])
     def test_only_one_that_is_known_and_matters(self, answer: float | None) -> None:
         check = BackwardCheck()
-        assert answered(check.explain(signals(5), (SPIKE,)), answer) == (SPIKE,)
+        assert answered(check.explain(signals(5), (SPIKE,), []), answer) == (SPIKE,)
         assert check.factor == 1.0
 
     def test_a_note_is_no_reason_to_ask(self) -> None:
         asks: list[Ask] = []
-        answered(BackwardCheck().explain(signals(5), (JUMP,)), 10.0, asks)
+        answered(BackwardCheck().explain(signals(5), (JUMP,), []), 10.0, asks)
         assert asks == []
 
     @given(st.floats(2.0, 1e6))
     def test_what_is_shown_is_without_it_and_what_is_reported_with_it(self, factor: float) -> None:
         check = BackwardCheck()
-        (found,) = answered(check.explain(signals(5, factor), (SPIKE,)), factor)
+        (found,) = answered(check.explain(signals(5, factor), (SPIKE,), []), factor)
         assert found.baseline == pytest.approx(1.0)
         shown = answered(check.check(signals(6, factor)), factor)
         assert shown.grad_norm == pytest.approx(1.0)
@@ -141,7 +141,7 @@ class TestFactor:
 
     def test_it_is_measured_again_every_16_steps_and_when_it_seems_gone(self) -> None:
         check = BackwardCheck()
-        answered(check.explain(signals(5), (SPIKE,)), 10.0)
+        answered(check.explain(signals(5), (SPIKE,), []), 10.0)
         asks: list[Ask] = []
         for step in range(6, 22):
             answered(check.check(signals(step)), 10.0, asks)
@@ -151,9 +151,19 @@ class TestFactor:
         assert len(asks) == 2
         assert check.factor == 1.0
 
+    def test_an_optimizer_with_second_moments_follows_a_lasting_factor(self) -> None:
+        check = BackwardCheck()
+        answered(check.explain(signals(5), (SPIKE,), [SimpleNamespace(second_moment=1.0)]), 10.0)  # type: ignore[list-item]
+        shown = [answered(check.check(signals(step)), 10.0).grad_norm for step in range(6, 22)]
+        assert shown == [1.0] * 15 + [10.0]
+        assert check.factor == 1.0
+        assert answered(check.explain(signals(22), (SPIKE,), []), 10.0) == (SPIKE,)
+        answered(check.explain(signals(521), (SPIKE,), []), 10.0)
+        assert check.factor == 10.0
+
     def test_a_refused_update_stays_refused(self) -> None:
         check = BackwardCheck()
-        answered(check.explain(signals(5), (SPIKE,)), 10.0)
+        answered(check.explain(signals(5), (SPIKE,), []), 10.0)
         for action in ("skip-step", "rollback"):
             verdict = Verdict(signals(6, 1.0), Diagnosis(), Plan(actions=(action,)))  # type: ignore[arg-type]
             assert check.divided(signals(6), verdict).plan == verdict.plan
