@@ -73,7 +73,9 @@ def summary(rows: Sequence[Row], possible: Sequence[Row] | None = None) -> dict[
     """For a program; the tables are made from it. `possible` are rows of the oracle, by default those stored."""
     runs = [row for row in rows if row["kind"] == "run"]
     twins = Twins(runs)
-    oracle = Oracle(stored_rows("oracle") if possible is None else possible, twins)
+    seeds = {row["seed"] for row in runs}  # the spread of other seeds is no excuse for these
+    known = stored_rows("oracle") if possible is None else possible
+    oracle = Oracle([row for row in known if row["seed"] in seeds], twins)
     runs += [row for row in stored_rows() if twins.has(row)]
     broken = [row for row in runs if row["trial"] and twins.has(row)]
     harmful = {identity(row) for row in broken if row["arm"] == "unguarded" and not twins.fine(row)}
