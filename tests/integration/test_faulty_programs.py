@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from faulty_programs import EVERY, LATER, PROGRAMS, UNSEEN, half
+from faulty_programs import EVERY, LATER, NEXT, PROGRAMS, UNSEEN, half
 from faulty_programs.program import LABELS, Program, Setup, train
 
 FAULTY = tuple(program for program in PROGRAMS if program.faults)
@@ -37,6 +37,11 @@ def test_unseen_programs_run_and_start_where_their_twins_start() -> None:
 @pytest.mark.slow
 def test_later_programs_run_and_start_where_their_twins_start() -> None:
     run_and_compare(LATER)
+
+
+@pytest.mark.slow
+def test_next_programs_run_and_start_where_their_twins_start() -> None:
+    run_and_compare(NEXT)
 
 
 def run_and_compare(programs: Sequence[Program]) -> None:
@@ -92,12 +97,13 @@ def test_the_unseen_set_stands_apart() -> None:
     assert sum(not program.faults for program in UNSEEN) >= 12
 
 
-def test_the_later_set_stands_apart() -> None:
-    assert {half(program) for program in LATER} == {"later"}
-    assert not set(LATER) & set(PROGRAMS)
-    faulty = [program for program in LATER if program.faults]
+@pytest.mark.parametrize(("programs", "name"), [(LATER, "later"), (NEXT, "next")])
+def test_the_later_sets_stand_apart(programs: Sequence[Program], name: str) -> None:
+    assert {half(program) for program in programs} == {name}
+    assert not set(programs) & set(PROGRAMS)
+    faulty = [program for program in programs if program.faults]
     assert len(faulty) >= 40
-    assert len(LATER) - len(faulty) >= 12
+    assert len(programs) - len(faulty) >= 12
     assert max(Counter(program.faults[0] for program in faulty).values()) <= 6
     assert sum(program.source != "own" for program in faulty) * 2 >= len(faulty)
 
