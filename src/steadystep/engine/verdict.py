@@ -64,7 +64,14 @@ def conclude(
 
 
 Question = Literal[
-    *("weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores"),
+    "weight-norms",
+    "norm-now",
+    "states",
+    "finite-states",
+    "losses",
+    "remembered-losses",
+    "repeats",
+    "scores",
     "gradients",
 ]
 
