@@ -21,6 +21,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def cost(values: list[float]) -> float:
 def with_quartiles(values: list[float]) -> tuple[float, float, float]:
     """The cost, and quartiles of it over draws of cycles with replacement."""
     chance, cycles = random.Random(0), [values[i : i + CYCLE] for i in range(0, len(values), CYCLE)]
-    draws = [cost(sum(chance.choices(cycles, k=len(cycles)), [])) for _ in range(DRAWS)]
+    draws = [cost([*chain(*chance.choices(cycles, k=len(cycles)))]) for _ in range(DRAWS)]
     low, _, high = statistics.quantiles(draws, n=4)
     return cost(values), low, high
 
