@@ -128,6 +128,23 @@ def test_a_step_that_stands_out_is_computed_again(accumulate: int, monkeypatch: 
     assert torch.equal(clean, bits)
 
 
+def test_a_flipped_weight_is_no_miscomputation() -> None:
+    model = net()
+    config = {"monitoring": {"recompute_every": 25, "corruption_checks": "full"}}
+    data, outcomes = torch.Generator().manual_seed(0), []
+    with Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), config=config) as guard:
+        for step in range(90):
+            x = torch.randn(8, 6, generator=data)
+            if step == 80:  # far larger than it was, so that the step stands out
+                model[MATMUL].weight.data.view(torch.int32)[0, 0] ^= 1 << 30
+            outcomes.append(guard.step(lambda x=x: nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long())))
+    (found,) = [outcome for outcome in outcomes if outcome.findings]
+    assert found.step == 80
+    assert found.signals is not None
+    assert found.signals.bit_flips
+    assert not found.signals.miscomputations
+
+
 def test_observe_reports_and_uses_what_was_computed_first() -> None:
     spoiled, _, _ = seeded(0, 4, mode="observe")
     bits, outcomes, _ = seeded(1, 7, mode="observe")  # the first computation of step 4
@@ -237,9 +254,9 @@ def test_losses_given_as_tensors_are_told_about() -> None:
     model = nn.Linear(6, 1)
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), config={"monitoring": {"recompute_every": 1}})
     x = torch.randn(8, 6)
-    guard.step(model(x).square().mean())
     with pytest.warns(UserWarning, match="recompute_every: 1 has no effect on losses given as tensors"):
         guard.step(model(x).square().mean())
+    guard.step(model(x).square().mean())
     guard.close()
 
 
