@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from steadystep._utils.modules import ModuleState
-from steadystep._utils.rng import RngState, generator_back, random_numbers_kept
+from steadystep._utils.rng import GENERATORS, RngState, generator_back, random_numbers_kept
 from steadystep._utils.tensors import is_writable
 from steadystep._utils.text import plain_name, warn
 from steadystep.config import Config
@@ -42,6 +42,7 @@ _AGAIN, _WITHIN = 3, 100  # that many differences in that many checks are no acc
 _ROUNDING = 1e-3  # of the gradient norm: more is not the order of a sum
 _MARGIN = 4.0  # times the largest difference by rounding so far
 _NAMED = 8  # tensors in a record
+_LOOKED_FOR = 64  # steps: modules and their generators, where a step is not due to be checked
 _LEAST = 1e-5  # of the gradient norm: the least bound that is learned from a few differences
 _ROOM = 1000  # bytes of what a rank can tell the others
 
@@ -60,8 +61,8 @@ class Recomputation:
         """The step at hand is to be computed again; it can be."""
         self._model, self._ranks, self._touches = model, ranks, config.mode != "observe"
         self._gradients, self._runner, self._device = measuring.gradients, measuring.runner, measuring.device
-        self._finished = False
-        """The first result was averaged and weighted already: so are the others."""
+        self._modules, self._own = list[nn.Module](), list[Any]()  # the generators that they hold
+        self._finished = False  # the first result was averaged and weighted already: so are the others
         self._works: list[tuple[RepeatableClosure, list[Callable[[], Any]]]] = []
         self._start: ModuleState | None = None
         self._sums: list[list[Tensor]] = []
@@ -84,24 +85,29 @@ class Recomputation:
             self._switch_off("has no effect on losses given as tensors: pass a closure, guard.step(lambda: ...)")
             return
         if not self._runner.group.members:
-            self._works, self._start, self._noted = [], ModuleState(self._model), True
+            if self._due or not self._modules or step % _LOOKED_FOR == 0:
+                self._modules = list(self._model.modules())
+                own = (value for module in self._modules for value in vars(module).values())
+                self._own = [value for value in own if isinstance(value, GENERATORS)]
+            self._works, self._start, self._noted = [], ModuleState(self._modules), True
             self._listen()
         recipe = RepeatableClosure(work, batch, RngState(self._device, python=True, numpy=True))
-        own = (value for module in self._model.modules() for value in vars(module).values())
-        self._works.append((recipe, [back for each in (*recipe.values(), *own) if (back := generator_back(each))]))
+        back = (generator_back(each) for each in (*recipe.values(), *self._own))
+        self._works.append((recipe, [each for each in back if each]))
 
     def measured(self, measure: Callable[..., GradientView]) -> GradientView:
         """The gradients at hand, computed again before they are measured if that is due, or after if they stand out."""
         wrong = self._check() if self._noted and self._due else ()
         view = measure()
-        # why not after a flip: the weights that the gradients were computed with are no longer there
-        ready = self._noted and not view.signals.bit_flips
-        if ready and self._standouts is not None and self._standouts.call(view.signals):
-            wrong = self._check(finished=True)
-            view = measure(finished=True) if wrong else view
-        self._forget()
         if self._standouts is not None:
+            # why not after a flip: the weights that the gradients were computed with are no longer there
+            if self._noted and not view.signals.bit_flips and self._standouts.call(view.signals):
+                wrong = self._check(finished=True)
+                view = measure(finished=True) if wrong else view
             self._standouts.learn(view.signals)
+        for hook in self._hooks:
+            hook.remove()
+        self._works, self._start, self._hooks, self._sums, self._noted = [], None, [], [], False
         return replace(view, signals=replace(view.signals, miscomputations=wrong)) if wrong else view
 
     def _check(self, *, finished: bool = False) -> tuple[Miscomputation, ...]:
@@ -119,12 +125,6 @@ class Recomputation:
         finally:
             for parameter, grad in others:
                 parameter.grad = grad
-
-    def _forget(self) -> None:
-        """Let go of batches and hooks."""
-        for hook in self._hooks:
-            hook.remove()
-        self._works, self._start, self._hooks, self._sums, self._noted = [], None, [], [], False
 
     def ended(self, verdict: Verdict) -> Verdict:
         """No update, and the end, where the machine cannot be trusted."""
