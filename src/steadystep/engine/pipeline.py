@@ -11,6 +11,7 @@ that the forward pass writes by itself, and those are put back when the step is 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -70,8 +71,8 @@ class Pipeline:
                 if self._recovery.due is not None:
                     self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
-            if self._twice.every and step and not step % self._twice.every:
-                self._twice.note(work, batch)
+            if self._twice.every:
+                self._twice.note(work, batch, step)
             if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching(batch, step):
                     member = self._runner.add(work, batch=batch, weight=weight)
@@ -89,10 +90,8 @@ class Pipeline:
         if self._group.stale and not self._runner.reruns.refresh():
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
-        wrong = self._twice.check() if self._twice.ready else ()
-        view = self.measure(range(len(self._group.members)))
-        if wrong:
-            view = replace(view, signals=replace(view.signals, miscomputations=wrong))
+        measure = partial(self.measure, range(len(self._group.members)))
+        view = self._twice.measured(measure) if self._twice.every else measure()
         self._history.loop.renewed += self._runner.began_clear
         if view.signals.bit_flips:
             view = self._recomputed(view)
@@ -100,11 +99,12 @@ class Pipeline:
             values = self._samples.take(view.names, view.grads)
             self._log.sampled(GradientSample(step=view.signals.step, values=values))
         verdict = self.judge(view)
-        return self.record(self.apply(view, self._twice.ended(verdict) if wrong else verdict))
+        return self.record(self.apply(view, self._twice.ended(verdict) if verdict.signals.miscomputations else verdict))
 
-    def measure(self, kept: Sequence[int]) -> GradientView:
-        """The gradients of these micro-batches of the group, as all ranks see them."""
-        self._runner.finish(kept)
+    def measure(self, kept: Sequence[int], *, finished: bool = False) -> GradientView:
+        """The gradients of these micro-batches of the group, as all ranks see them; `finished` if they are means."""
+        if not finished:
+            self._runner.finish(kept)
         members = self._group.members
         members = members if len(kept) == len(members) else [members[i] for i in kept]
         losses, weights = [member.loss for member in members], [member.weight for member in members]
