@@ -107,19 +107,17 @@ class Pipeline:
         self._runner.finish(kept)
         members = self._group.members
         members = members if len(kept) == len(members) else [members[i] for i in kept]
-        losses, weights = [], []
-        for member in members:
-            losses.append(member.loss)
-            weights.append(member.weight)
-        batches = [member.batch for member in members if member.batch is not None]
-        return self.measure_losses(
+        losses, weights = [member.loss for member in members], [member.weight for member in members]
+        view = self.measure_losses(
             losses,
             weights,
             scale=self.parts.precision.scale(losses[0].device) if self.parts.precision.scales else None,
             metrics=self.metrics,
-            batches=batches,
+            batches=[member.batch for member in members if member.batch is not None],
             repeatable=self._group.repeatable,
         )
+        again = self._ranks.size > 1 and self._runner.in_parts(kept, step=self.progress.attempts)
+        return self.measure(kept) if again else view
 
     def measure_losses(
         self,

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from steadystep.parallel.stages import Stages
 
 if TYPE_CHECKING:
+    from steadystep.parallel.replicas import StandIn
     from steadystep.signals.gradients import GradientView
 
 Sections = Mapping[str, Mapping[str, str]]
@@ -44,6 +45,11 @@ class Ranks(Protocol):
     @property
     def stages(self) -> Stages | None:
         """Those of a pipeline that run here; None without one."""
+        ...
+
+    @property
+    def stand_in(self) -> "StandIn | None":
+        """What this rank sends for a pass that failed here alone; None without others."""
         ...
 
     @property
@@ -142,6 +148,7 @@ class SingleProcess:
 
     rank, size, sharded, agreements = 0, 1, False, 0
     stages: Stages | None = None
+    stand_in: "StandIn | None" = None
 
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""
