@@ -257,13 +257,19 @@ class StandIn:
         return grad is not None and grad._version != self._before.get(id(parameter))
 
     def _rest_of_backward(self) -> None:
+        wrapped: Any = self._wrapped
         for parameter in self._parameters():
             if not self._is_touched(parameter):
                 try:
                     _zero([parameter]).backward()  # type: ignore[no-untyped-call]
                 except RuntimeError as error:
-                    if _MARKED not in str(error):  # one that the pass did not use, and find_unused_parameters
+                    if _MARKED not in str(error):  # it was found to be unused, and counts as handed over
                         raise
+        if wrapped.find_unused_parameters:  # what no rank has used has no gradient on the others
+            users = wrapped.reducer._get_local_used_map().tolist()  # sync: only in trouble
+            for parameter, count in zip(self._parameters(), users, strict=True):
+                if not count and id(parameter) not in self._before:
+                    parameter.grad = None
 
     def _forward(self) -> Tensor:
         """A call of the wrapper whose model is the sum of nothing; without hooks."""
