@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 import steadystep
 from tests.distributed.forked import main
-from tests.distributed.setting import assert_one_decision, assert_replicas, everywhere
+from tests.distributed.setting import assert_one_decision, assert_replicas
 
 STEPS = 10
 PLACES = ("before", "forward", "loss", "backward", "start")
@@ -157,8 +157,51 @@ def hopeless(place: str) -> None:
     guard.close()
 
 
-CHECKS = {"memory": memory, "accumulated": accumulated, "unused": unused, "hopeless": hopeless}
-MODES = {2: PLACES, 4: PLACES}
+def loaders(mode: str) -> None:
+    """Of other lengths on each rank, with accumulation: all ranks use as many batches, a short group at the end."""
+    rank, group = dist.get_rank(), int(mode)
+    for shortest in (4 * group, 3 * group + 1, 3 * group - 1, group):
+        model, net, optimizer = made()
+        guard = steadystep.Guard(model, optimizer, config={"training": {"gradient_accumulation_steps": group}})
+        used = []
+        for epoch in range(2):
+            loader: Any = [batch(step, rank) for step in range(shortest + 2 * rank + (group if rank else 0))]
+            for x in guard.batches(iter(loader) if rank == 1 else loader):  # rank 1 does not know how many
+                guard.step(closure_of(model, net), batch=x)
+                used.append(epoch)
+        assert used == [0] * shortest + [1] * shortest, (rank, used)
+        assert (guard.epoch, guard.updates) == (2, 2 * -(-shortest // group))
+        assert_replicas(model, optimizer)
+        guard.close()
+
+
+def slow(mode: str) -> None:
+    """One rank waits at some steps, and for its data: nothing is decided by the clock, and the bits are the same."""
+    found = []
+    for waits in (False, True):
+        model, net, optimizer = made()
+        outcomes, rank = [], dist.get_rank()
+        with steadystep.Guard(model, optimizer) as guard:
+            for step in range(STEPS):
+                if waits and rank == dist.get_world_size() - 1 and step in (0, 3, 4, STEPS - 1):
+                    time.sleep(0.5)
+                outcomes.append(guard.step(closure_of(model, net), batch=batch(step, rank)))
+        assert_one_decision(outcomes)
+        assert all(outcome.stepped and not outcome.plan.actions for outcome in outcomes)
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    "memory": memory,
+    "accumulated": accumulated,
+    "unused": unused,
+    "hopeless": hopeless,
+    "loaders": loaders,
+    "slow": slow,
+}
+EVERY = [f"{check} {place}" for check in ("memory", "accumulated", "unused", "hopeless") for place in PLACES]
+EVERY += ["loaders 2", "loaders 3", "slow rank"]
 
 if __name__ == "__main__":
-    raise SystemExit(main(CHECKS, MODES, int(sys.argv[1]), sys.argv[2:]))
+    raise SystemExit(main(CHECKS, {}, int(sys.argv[1]), sys.argv[2:] or EVERY))

@@ -195,7 +195,9 @@ class OutOfMemoryRetry:
         if not rows:
             return ""
         self.size = -(-rows // parts)
-        how = f"retrying the batch of {rows} rows in {min(parts, rows)} parts of at most {self.size}; later batches start"
+        how = (
+            f"retrying the batch of {rows} rows in {min(parts, rows)} parts of at most {self.size}; later batches start"
+        )
         later = f"with this size, and larger parts are tried again after {self._wait} batches"
         return f"{how} {later}. The summed gradients equal those of the whole batch."
 

@@ -121,10 +121,10 @@ class ProcessGroup:
         self._questions.append(wanted)
         return lambda: place < len(self._granted) and self._granted[place]
 
-    def on_all(self, act: RankAction) -> RankAction:
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
         """A wish, and what follows when it is granted."""
         asked: list[bool] = []
-        granted = self.any_rank(lambda: bool(asked))
+        granted = self.any_rank(lambda: bool(asked) or when())
 
         def obey() -> None:
             if granted():

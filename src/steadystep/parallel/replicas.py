@@ -276,7 +276,7 @@ class StandIn:
         wrapped: Any = self._wrapped
         vars(wrapped)["_run_ddp_forward"] = lambda *_, **__: _zero(self._parameters())
         try:
-            loss: Tensor = DistributedDataParallel.forward(wrapped)
+            loss: Tensor = DistributedDataParallel.forward(wrapped)  # type: ignore[no-untyped-call]
         finally:
             del vars(wrapped)["_run_ddp_forward"]
         return loss

@@ -72,8 +72,11 @@ class Ranks(Protocol):
         """
         ...
 
-    def on_all(self, act: RankAction) -> RankAction:
-        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
+        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is.
+
+        They also do where `when` is true on one of them.
+        """
         ...
 
     def all(self, flag: bool) -> bool:
@@ -161,7 +164,7 @@ class SingleProcess:
         """Granted at once."""
         return wanted
 
-    def on_all(self, act: RankAction) -> RankAction:
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
         """Done at once."""
         return act
 
