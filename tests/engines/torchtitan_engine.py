@@ -42,13 +42,6 @@ def trainer_for(mode: str, plan: Plan, folder: str) -> Trainer:
     return Trainer(config)
 
 
-def given(trainer: Trainer, average: float) -> float:
-    """The loss of a step as torchtitan logs it where the last stage is; it logs -1 on the other ranks."""
-    if not trainer.parallel_dims.pp_enabled:
-        return average
-    return max(everywhere(average if trainer.pp_has_last_stage else -1.0))
-
-
 def train(mode: str, plan: Plan) -> Ran:
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_for(mode, plan, folder)
@@ -73,7 +66,7 @@ def train(mode: str, plan: Plan) -> Ran:
             own_step(batches)
 
         def logged(step: int, average: float, largest: float, norm: float, **kwargs: Any) -> None:
-            ran.losses.append(given(trainer, average))
+            ran.losses.append(average)
             ran.norms.append(norm)
 
         trainer.loss_fn, trainer.train_step, trainer.metrics_processor.log = loss_fn, train_step, logged
@@ -97,6 +90,8 @@ def train(mode: str, plan: Plan) -> Ran:
     for number, (part, slots) in enumerate(pairs):
         ran.tensors |= {f"{number}.{name}": value for name, value in tensors_of(part, slots).items()}
     ran.tensors["lr"] = torch.tensor(optimizer.param_groups[0]["lr"])
+    if trainer.parallel_dims.pp_enabled:  # other ranks log -1
+        ran.losses = next(losses for losses, is_last in everywhere((ran.losses, trainer.pp_has_last_stage)) if is_last)
     assert not optimizer._optimizer_step_pre_hooks
     return ran
 
