@@ -157,6 +157,35 @@ def hopeless(place: str) -> None:
     guard.close()
 
 
+def replay(place: str) -> None:
+    """A weight turns NaN, and one rank has no memory for a batch when it is replayed: all ranks go on together."""
+    rank, fault, steps = dist.get_rank(), 24, 28
+    model, net, optimizer = made()
+    inner, outcomes = closure_of(model, net), []
+
+    def loss(x: Tensor) -> Tensor:
+        tight = len(outcomes) == fault and rank == 0 and torch.equal(x, batch(fault - 2, rank))
+        net.place, net.most = (place, 3) if tight else ("", 1 << 30)
+        return inner(x)
+
+    with (
+        warnings.catch_warnings(),
+        steadystep.Guard(model, optimizer, config={"recovery": {"trust_steps": 4}}) as guard,
+    ):
+        warnings.simplefilter("ignore")
+        for step in range(steps):
+            if step == fault and rank == dist.get_world_size() - 1:
+                with torch.no_grad():
+                    net.first.weight[0, 0] = float("nan")
+            outcomes.append(guard.step(loss, batch=batch(step, rank)))
+    assert_one_decision(outcomes)
+    assert_replicas(model, optimizer)
+    restored = outcomes[fault].restored
+    assert restored is not None
+    assert 0 < restored <= fault - 2  # a pass in parts is not bit-identical, which ends a replay too
+    assert all(outcome.stepped for outcome in outcomes[fault + 1 :])
+
+
 def loaders(mode: str) -> None:
     """Of other lengths on each rank, with accumulation: all ranks use as many batches, a short group at the end."""
     rank, group = dist.get_rank(), int(mode)
@@ -197,10 +226,11 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "accumulated": accumulated,
     "unused": unused,
     "hopeless": hopeless,
+    "replay": replay,
     "loaders": loaders,
     "slow": slow,
 }
-EVERY = [f"{check} {place}" for check in ("memory", "accumulated", "unused", "hopeless") for place in PLACES]
+EVERY = [f"{check} {place}" for check in ("memory", "accumulated", "unused", "hopeless", "replay") for place in PLACES]
 EVERY += ["loaders 2", "loaders 3", "slow rank"]
 
 if __name__ == "__main__":
