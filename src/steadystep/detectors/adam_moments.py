@@ -92,6 +92,8 @@ _PATIENCE = 4  # probes after which a jump is the new level
 _INTERVALS = 8
 _TOTAL = ""  # the global norm, beside those of the tensors
 _HABIT = 2  # earlier intervals with a gradient as large: then it is this run's way
+_RECENT, _STILL = 8, 3  # of so many last steps: then they are not over. One batch of a noisy run may look normal
+_LARGE = 24  # steps with a large gradient between two probes: more is a level, not an accident
 
 
 @final
@@ -100,7 +102,8 @@ class PoisonedMoments:
 
     The rise must have come between two probes: v that has grown for long belongs to gradients that have. A run whose
     gradients are always spiky (rare rewards under a small beta2) is left alone: the largest gradient norm between two
-    probes must be new to it, unless no large one was seen at all.
+    probes must be new to it, unless no large one was seen at all. So is one whose gradients have become larger for
+    good (hard examples are mined, a term is switched on): v is right there.
     """
 
     name = "poisoned-moments"
@@ -110,22 +113,28 @@ class PoisonedMoments:
         self._norms = TensorHistory()
         self._peak = 0.0
         self._peaks: list[float] = []
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._limit = math.inf
+        """A global norm above it is large enough to explain a jump of the moments."""
+        self._num_large = 0
         self._jumped_in_a_row = 0
         self._clean: int | None = None
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """Return at most one finding for each probe; after four in a row the new level becomes the baseline."""
-        probe = signals.probe
+        probe, norm = signals.probe, signals.grad_norm
+        if norm < math.inf:  # NaN and infinity fail the comparison
+            self._recent.append(norm)
+            self._num_large += norm > self._limit
         if probe is None:
-            # why: between probes only the largest norm is of interest; NaN and infinity fail the comparison
-            if self._peak < signals.grad_norm < math.inf:
-                self._peak = signals.grad_norm
+            if self._peak < norm < math.inf:
+                self._peak = norm
             return ()
         if not probe.second_moments or probe.step <= _QUIET_STEPS:
             return ()
         norms = dict(zip(signals.names, signals.norms, strict=False))
         judged, jumps = self._jumps(probe, norms)
-        poisoned = bool(jumps) and len(jumps) >= _SHARE * judged and not self._is_habit()
+        poisoned = bool(jumps) and len(jumps) >= _SHARE * judged and not self._is_habit() and not self._is_level()
         since, baseline = self._clean, self._usual(probe)
         self._learn(signals, probe, norms, jumps if poisoned else {})
         if not poisoned:
@@ -171,6 +180,10 @@ class PoisonedMoments:
             return False
         return sum(2.0 * peak > self._peak for peak in self._peaks) >= _HABIT
 
+    def _is_level(self) -> bool:
+        """Gradients large enough to do this are not over, or were no accident."""
+        return self._num_large > _LARGE or sum(norm > self._limit for norm in self._recent) >= _STILL
+
     def _learn(self, signals: Signals, probe: Probe, norms: dict[str, float], jumps: dict[str, float]) -> None:
         self._jumped_in_a_row = self._jumped_in_a_row + 1 if jumps else 0
         moved = self._jumped_in_a_row >= _PATIENCE
@@ -182,6 +195,9 @@ class PoisonedMoments:
             self._moments.learn(name, moment)
             self._norms.learn(name, norms.get(name, math.nan))
         self._norms.learn(_TOTAL, signals.grad_norm)
+        usual = self._norms.median(_TOTAL)
+        self._limit = math.sqrt(_JUMP) / _UNEXPLAINED * usual if usual > 0.0 else math.inf
+        self._num_large = 0
         self._peaks = [*self._peaks, self._peak][-_INTERVALS:]
         self._peak = signals.grad_norm if 0.0 <= signals.grad_norm < math.inf else 0.0
         if not jumps:
@@ -194,6 +210,9 @@ class PoisonedMoments:
             "norms": self._norms.state_dict(),
             "peak": self._peak,
             "peaks": list(self._peaks),
+            "recent": list(self._recent),
+            "limit": self._limit if self._limit < math.inf else None,
+            "num_large": self._num_large,
             "jumped_in_a_row": self._jumped_in_a_row,
             "clean": self._clean,
         }
@@ -203,6 +222,10 @@ class PoisonedMoments:
         self._moments.load_state_dict(state["moments"])
         self._norms.load_state_dict(state["norms"])
         self._peak, self._peaks = float(state["peak"]), [float(peak) for peak in state["peaks"]]
+        self._recent.clear()
+        self._recent.extend(float(norm) for norm in state.get("recent") or ())  # older states do not have these three
+        limit = state.get("limit")
+        self._limit, self._num_large = math.inf if limit is None else float(limit), int(state.get("num_large", 0))
         self._jumped_in_a_row = int(state["jumped_in_a_row"])
         self._clean = None if state["clean"] is None else int(state["clean"])
 

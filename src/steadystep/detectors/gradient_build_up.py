@@ -92,7 +92,10 @@ class Piling:
             return False
         if self._jitter < _NOISY or sorted(self._rest)[len(self._rest) // 2] - baseline > _BEFORE:
             return False
-        if sum(loss for _, loss in judged) / _STEPS > self._losses.median + _CALM * self._losses.spread:
+        losses = [loss for _, loss in judged]
+        if min(losses) < 0.0:  # why: the gradient of a likelihood grows with its precision
+            return False
+        if sum(losses) / _STEPS > self._losses.median + _CALM * self._losses.spread:
             return False
         climb = (norms[-1] - norms[0]) / (_STEPS - 1)
         moves = (abs(after - before - climb) for before, after in pairwise(norms))

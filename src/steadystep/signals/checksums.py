@@ -11,7 +11,8 @@ They are read in the reverse order of the update: what it wrote last is still in
 there again.
 
 What the program writes itself is told apart: an operation of torch moves the version counter of its tensor, and what
-goes around it (`.data`, numpy, another process) changes more than the few bits that a fault in memory changes.
+goes around it (`.data`, numpy, another process) changes more than the few bits that a fault in memory changes, more
+than two tensors, or brings what was beyond a bound to it.
 """
 
 import operator
@@ -32,6 +33,7 @@ Checks = Literal["off", "sampled", "full"]
 
 SAMPLED_EVERY, _SAMPLED_AT = 16, 5  # steps; each time the other half of the tensors
 _NAMED_EVERY = 64  # times: to ask a model for its parameters takes as long as to add them up
+_MOST_TENSORS = 2  # at once: a fault changes one or two, a loop over the parameters all of them
 _EDITS = 3  # times, after which a tensor is known to be written by the program
 
 
@@ -184,9 +186,11 @@ class Checksums:
 
     def _found(self, groups: Sequence[_Sums], *, used: bool) -> tuple[BitFlip, ...]:
         flips: list[BitFlip] = []
-        for memory, change in [each for sums in groups for each in sums.changes()]:
+        changes = [each for sums in groups for each in sums.changes()]
+        many = sum(not memory.edited for memory, _ in changes) > _MOST_TENSORS
+        for memory, change in changes:
             tensor = memory.tensor
-            bits = [] if memory.edited else change.bits(tensor)
+            bits = [] if many or memory.edited else change.bits(tensor)
             if not bits:  # the program wrote it
                 self._edits[memory.name] = self._edits.get(memory.name, 0) + (not memory.edited)
                 self._plans.clear()  # why: it may have been the last time that it is compared

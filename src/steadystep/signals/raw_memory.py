@@ -95,7 +95,23 @@ class MemoryChange:
             if (old ^ self.now[i]) >> bit & 1
         ]
         counted = not tensor.is_floating_point() and [bit for _, bit in flips] == [0]  # why: a counter that went on
-        return [] if self.wide or counted or len(flips) > _MOST_BITS else flips
+        return [] if self.wide or counted or len(flips) > _MOST_BITS or self._clipped(tensor, len(flips)) else flips
+
+    def _clipped(self, tensor: Tensor, num_bits: int) -> bool:
+        """Each changed element was beyond what the tensor holds and is its largest or smallest now: `clamp_` does that.
+
+        One bit can do it by chance, if it belongs to the largest element; then another element has to lie on the bound.
+        """
+        if not self.located or not tensor.is_floating_point():
+            return False
+        flat, size = _flat(tensor).detach().cpu(), tensor.element_size()  # sync: only after damage
+        was = flat.clone()
+        for i, old in self.old.items():
+            was.view(torch.uint8)[i] = old
+        at = torch.tensor(sorted({i // size for i in self.old}))
+        now, before, low, high = flat[at], was[at], flat.min(), flat.max()
+        bound = ((now == high) & (before > high)) | ((now == low) & (before < low))
+        return bool(bound.all()) and (num_bits > 1 or int((flat.abs() == now.abs()).sum()) > 1)
 
     def restore(self, memory: RawMemory) -> None:
         """Write what was there."""

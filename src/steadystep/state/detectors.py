@@ -168,6 +168,9 @@ class PoisonedMomentsState(PartState):  # noqa: D101
     norms: dict[str, Sizes]
     peak: Size
     peaks: Sizes
+    recent: Sizes | None = None
+    limit: Size | None = None
+    num_large: WholeNumber = 0
     jumped_in_a_row: WholeNumber
     clean: StepNumber | None
 

@@ -168,7 +168,8 @@ class TestPoisonedMoments:
                 stream += [row(step, grad_norm=0.01), row(step + 1, grad_norm=size), row(step + 2, grad_norm=0.005)]
                 stream += [probed(step + 4, [1.0], grad_norm=0.01)]
             else:
-                stream += [probed(step + 4, [1.0], grad_norm=size), row(step + 5, grad_norm=0.005)]
+                stream += [probed(step + 4, [1.0], grad_norm=size)]
+                stream += [row(step + i, grad_norm=0.005) for i in range(5, 9)]
             step += 10
         last = probed(step, [1e6], grad_norm=0.01)
         if where == "between":
@@ -176,6 +177,25 @@ class TestPoisonedMoments:
         else:
             stream.append(last)
         assert bool(fed(PoisonedMoments, stream)) == told
+
+    @pytest.mark.parametrize(
+        ("large", "quiet", "told"),
+        [
+            (0, 0, True),
+            (2, 0, True),  # two large gradients: an accident
+            (3, 0, False),  # they are not over
+            (3, 5, True),
+            (3, 4, False),  # three of the last eight, the probe's own included
+            (24, 20, True),
+            (25, 20, False),  # no accident: the level of the gradients
+        ],
+    )
+    def test_gradients_that_stay_large_have_the_moments_they_should_have(
+        self, large: int, quiet: int, told: bool
+    ) -> None:
+        """The gradient at the probe itself is a normal one, as that of a noisy batch may be."""
+        rows = [row(50 + i, grad_norm=3.4 if i < large else 1.0) for i in range(large + quiet)]
+        assert bool(fed(PoisonedMoments, [*usual(), *rows, probed(200, [1e3])])) == told
 
 
 def surprise(step: int, values: list[float]) -> Signals:

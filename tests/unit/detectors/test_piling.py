@@ -54,6 +54,11 @@ def test_a_sum_is_told_once_while_it_lasts(seed: int) -> None:
     assert "without zero_grad" in found.what
 
 
+def test_a_likelihood_that_becomes_sharper_is_no_sum() -> None:
+    """Its gradient grows with its precision, and its loss is negative by then."""
+    assert said(norms(kept=range(BEGIN, BEGIN + 20)), lambda step: 1.0 if step < BEGIN else -1.0) == []
+
+
 def test_it_goes_on_after_a_resume() -> None:
     sizes = norms(kept=range(BEGIN, BEGIN + 20))
     assert said(sizes, cut=BEGIN + 6) == said(sizes)

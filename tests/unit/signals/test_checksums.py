@@ -99,6 +99,32 @@ def test_what_the_program_writes_is_left_alone(edit: Any) -> None:
         assert torch.equal(weight, after)
 
 
+@given(st.integers(0, 10**9), st.integers(1, 15), st.sampled_from([1.0, -1.0]), st.booleans())
+def test_a_weight_clipped_through_data_stays_clipped(place: int, excess: int, sign: float, alone: bool) -> None:
+    """Weight clipping of a WGAN: `p.data.clamp_` moves a weight that is a few last bits beyond its bound."""
+    weight = FLOATS["2.bias"]
+    bound = 0.25
+    weight.data.clamp_(-0.2, 0.2)
+    index = place % weight.numel()
+    weight.data[index - 1] = 0.1 if alone else bound
+    weight.data[index] = sign * bound * (1 + excess * 2**-23)
+    CHECKED.take(0)
+    weight.data.clamp_(-bound, bound)
+    found = told(CHECKED)
+    if not alone or excess.bit_count() > 1:  # one bit of the largest element alone: it may be either
+        assert not found
+        assert weight.data[index] == sign * bound
+
+
+def test_what_changes_in_many_tensors_at_once_is_the_program() -> None:
+    sums = Checksums(MODEL, OPTIMIZER, checks="full")
+    for count in (2, 3):
+        sums.take(0)
+        for name in sorted(FLOATS)[:count]:
+            flip(FLOATS[name], 1, 20)
+        assert len(told(sums)) == (count if count == 2 else 0)
+
+
 def test_a_counter_that_goes_on_is_no_flip() -> None:
     sums = Checksums(MODEL, OPTIMIZER, checks="full")
     counter = TENSORS["1.num_batches_tracked"]
