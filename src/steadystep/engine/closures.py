@@ -224,6 +224,11 @@ class RankShortage:
         self.seen = ranks.any_rank(lambda: self._text is not None)
         """Whether one rank ran out, as of the last agreement."""
 
+    @classmethod
+    def of(cls, memory: OutOfMemoryRetry | None, ranks: Ranks, device: torch.device) -> "RankShortage | None":
+        """For several ranks that may split."""
+        return None if memory is None or ranks.stand_in is None else cls(memory, ranks, device)
+
     def attempt(self, run: Callable[[Any, float], Tensor], batch: Any, *, unreduced: bool) -> Tensor:
         """Forward and backward of one micro-batch in parts that fit: its loss, or zero where none did."""
         ranks, stand_in, done = self._ranks, self._ranks.stand_in, []

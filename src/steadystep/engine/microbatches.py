@@ -55,17 +55,15 @@ class MicroBatchRunner:
         self.reruns = GroupReruns(self, device, self._ranks)
         self._only_loss = OnlyTheLoss(optimizer, trained, backward=self._ranks.stages is not None)
         self._device, self._draws = device, draws
-        alone = self._ranks.stand_in is None
-        self._memory = memory if alone else None
-        self._shortage = None if alone or memory is None else RankShortage(memory, self._ranks, device)
+        several = memory is not None and self._ranks.stand_in is not None
+        self._memory, self._shortage = None if several else memory, RankShortage.of(memory, self._ranks, device)
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
-        self.busy = False
+        self.busy = self._warned = False
         """Inside a call of the guard."""
         self._unreduced = False
         """The gradients of this rank have not been averaged with those of the others."""
-        self._warned = False
         self.at_hand: tuple[Closure, Any] | None = None
         """The closure and batch of the last micro-batch, where it can be run again."""
         self._batch: Any = None

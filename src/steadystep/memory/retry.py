@@ -88,9 +88,8 @@ class OutOfMemoryRetry:
         self._split = split
         self._agree = agree
         self._least = least
-        self._batches = 0
+        self._batches, self._grown = 0, False
         self._calm, self._wait = 0, _CALM
-        self._grown = False
 
     def run(
         self, work: Callable[[Any, float], Result], batch: Any, *, undo: Callable[[], None], step: int | None = None

@@ -284,4 +284,5 @@ class StandIn:
 
 def _zero(parameters: Sequence[Parameter]) -> Tensor:
     """Zero, whose gradient is zero for each of them."""
-    return torch.stack([(p.real if p.is_complex() else p).sum().float().cpu() * 0.0 for p in parameters]).sum()
+    sums = [(p.real if p.is_complex() else p).sum().float() * 0.0 for p in parameters]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum()
