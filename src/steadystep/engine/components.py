@@ -231,8 +231,7 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         size=size,
         device=device,
         retry=touches,
-        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
-        memory=memory if ranks.size == 1 else None,
+        memory=memory,
         draws=Draws(device, by_modules=draws(model)) if repeats else None,
         ranks=ranks,
     )

@@ -10,6 +10,7 @@ that the forward pass writes by itself, and those are put back when the step is 
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ class Pipeline:
         self.progress = parts.progress
         self.metrics: dict[str, float | Tensor] = {}
         """Given for the step at hand."""
+        self.staged: list[Future[Any]] = []  # copies of the weights that are being taken elsewhere
         self._inspected: tuple[GradientView, Verdict] | None = None
         self._runner, self._group = parts.runner, parts.runner.group
         self._measurer, self._probes = parts.measurer, parts.probes
@@ -85,6 +87,8 @@ class Pipeline:
     def step(self) -> Outcome:
         """Decide about the group at hand, and do it."""
         progress = self.progress
+        if self.staged:  # why so early: weights are also exchanged for a moment to judge a step
+            self.staged = list(wait(self.staged).not_done)
         if self._lr.scheduled:
             self._lr.place(progress.updates)
         if self._group.stale and not self._runner.reruns.refresh():
@@ -96,8 +100,8 @@ class Pipeline:
         if view.signals.bit_flips:
             view = self._recomputed(view)
         if self._samples is not None and self._samples.due(view.signals.step):
-            values = self._samples.take(view.names, view.grads)
-            self._log.sampled(GradientSample(step=view.signals.step, values=values))
+            taken = self._samples.take(view.names, view.grads)
+            self._log.sampled(GradientSample(step=view.signals.step, values=taken))
         verdict = self.judge(view)
         return self.record(self.apply(view, self._twice.ended(verdict) if verdict.signals.miscomputations else verdict))
 
@@ -108,15 +112,16 @@ class Pipeline:
         members = self._group.members
         members = members if len(kept) == len(members) else [members[i] for i in kept]
         losses, weights = [member.loss for member in members], [member.weight for member in members]
-        batches = [member.batch for member in members if member.batch is not None]
-        return self.measure_losses(
+        view = self.measure_losses(
             losses,
             weights,
             scale=self.parts.precision.scale(losses[0].device) if self.parts.precision.scales else None,
             metrics=self.metrics,
-            batches=batches,
+            batches=[member.batch for member in members if member.batch is not None],
             repeatable=self._group.repeatable,
         )
+        again = self._ranks.size > 1 and self._runner.in_parts(kept, step=self.progress.attempts)
+        return self.measure(kept) if again else view
 
     def measure_losses(
         self,
@@ -289,10 +294,8 @@ class Pipeline:
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""
         if dropped := self._runner.reset():
-            warn(
-                f"the guard was closed with {dropped} micro-batches of an incomplete group, which are dropped: "
-                "call flush() first to use them"
-            )
+            what = f"the guard was closed with {dropped} micro-batches of an incomplete group, which are dropped"
+            warn(f"{what}: call flush() first to use them")
         try:
             self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
         finally:  # it passes a signal on that came during the last step
