@@ -53,9 +53,9 @@ JOBS = (Job("1B", 1e9, 24), Job("70B", 70e9, 80))
 def payload_bytes(tensors: int, ranks: int, *, stages: bool = False) -> int:
     """Of the one all-reduce of a step, as the library encodes it."""
     names = tuple(map(str, range(tensors)))
-    form = PayloadLayout(rank=0, size=ranks, names=names, buffers=(), micro_batches=1, questions=6, pipelined=stages)
+    form = PayloadLayout(rank=0, size=ranks, names=names, buffers=(), micro_batches=1, questions=7, pipelined=stages)
     seen = Signals(step=0, loss=1.0, losses=(1.0,), grad_norm=1.0, lr=1e-3, names=names, norms=(1.0,) * tensors)
-    return 8 * len(encode(form, seen, copies=dict.fromkeys(names, 1.0), questions=[False] * 6))
+    return 8 * len(encode(form, seen, copies=dict.fromkeys(names, 1.0), questions=[False] * 7))
 
 
 def ring(size: int, ranks: int) -> tuple[int, float]:

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ KINDS = {
     "lr-apart": "the learning rate x 1000 on one rank alone",
 }
 STEPS, FAULT = 50, 43
+WAIT = 180.0
+"""Seconds without an answer that count as a hang; a busy machine can take longer for one."""
 CONFIG = {"recovery": {"trust_steps": 5}}
 
 
@@ -186,9 +189,11 @@ def study(mode: str) -> None:
                 if rank == 0:
                     _write(row)
 
-        if fork(RANKS, work, seconds=180) and (left := missing(mode)):
-            kind, bad = left[0]
-            _write({"mode": mode, "kind": kind, "rank": bad, "hang": True})
+        begun = time.monotonic()
+        if fork(RANKS, work, seconds=WAIT) and (left := missing(mode)):
+            (kind, bad), taken = left[0], time.monotonic() - begun
+            # a rank that died within the time that an answer may take did not leave the others waiting
+            _write({"mode": mode, "kind": kind, "rank": bad, "hang": True, "died": taken < WAIT, "seconds": taken})
 
 
 def table() -> str:

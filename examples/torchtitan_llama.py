@@ -21,6 +21,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import DebugConfig
 from torchtitan.config.override import OverrideConfig
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models import llama3
 from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.protocols.model_spec import ModelSpec
@@ -98,7 +99,7 @@ def llama() -> ModelSpec:
         flavor="tiny",
         model=model,
         parallelize_fn=llama3.parallelize_llama,
-        pipelining_fn=None,
+        pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=None,
     )
@@ -107,7 +108,9 @@ def llama() -> ModelSpec:
 def settings(folder: str, steps: tuple[int, ...], *, run_dir: str | None, **parallelism: Any) -> Trainer.Config:
     """Return torchtitan's settings; with `run_dir`, guarded."""
     micro_batches = parallelism.pop("micro_batches", 1)
-    ranks = torch.distributed.get_world_size() // parallelism.get("tensor_parallel_degree", 1)
+    stages = parallelism.get("pipeline_parallel_degree", 1)
+    ranks = torch.distributed.get_world_size() // parallelism.get("tensor_parallel_degree", 1) // stages
+    batches = micro_batches * 4 // parallelism["pipeline_parallel_microbatch_size"] if stages > 1 else micro_batches
     return Trainer.Config(
         model_spec=llama(),
         loss=CrossEntropyLoss.Config(),
@@ -123,7 +126,7 @@ def settings(folder: str, steps: tuple[int, ...], *, run_dir: str | None, **para
             mixed_precision_param="float32",
             disable_cuda_graphs=True,
         ),
-        dataloader=Batches.Config(steps=steps, micro_batches=micro_batches),
+        dataloader=Batches.Config(steps=steps, micro_batches=batches),
         metrics=MetricsProcessor.Config(log_freq=1),
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor", **parallelism),
         checkpoint=CheckpointManager.Config(enable=False),

@@ -153,8 +153,8 @@ class MonitoringSettings(Settings):
     recompute_every: Count = Field(
         0,
         ge=0,
-        description="steps between two steps that are computed twice and compared bit for bit, which finds errors of "
-        "the hardware while it computes; needs a closure, and costs a forward and backward pass each time; 0 for none",
+        description="steps between two that are computed twice and compared bit for bit, which finds errors of the "
+        "hardware; in a single process also steps that stand out, at most as many; needs a closure; 0 for none",
     )
     save_checkpoints: Switch | None = Field(
         None, description="write checkpoints to run_dir/checkpoints; default: only with Guard.resume"

@@ -79,8 +79,8 @@ class Guard:
         self.config, self._optimizer, parts = assemble(self, model, optimizer, config, schedule, run_dir, **more)
         self._foreign = steps_elsewhere(self._optimizer)
         self.precision, self._parts, self._pipeline = parts.precision, parts, Pipeline(parts)
-        self._runner, self._progress = parts.runner, parts.progress
-        self._recovery, self._run_state = parts.recovery, parts.run_state
+        self._runner, self._progress, self._run_state = parts.runner, parts.progress, parts.run_state
+        self._recovery = parts.recovery
 
     @property
     def updates(self) -> int:
@@ -134,11 +134,7 @@ class Guard:
     def validate(self, val_loss: float, **metrics: float) -> None:
         """Report a validation to the log, a plateau schedule, early stopping and the best checkpoint.
 
-        In a distributed run every rank calls it and the mean counts; a rank that did not validate passes NaN.
-
-        Args:
-            val_loss: the validation loss; lower is better.
-            **metrics: other scalars to log with it.
+        Lower is better. Every rank calls it and the mean counts; a rank that did not validate passes NaN.
         """
         metrics = {name: arguments.real_number(name, value) for name, value in metrics.items()}
         self._pipeline.validated(arguments.real_number("val_loss", val_loss), metrics)
@@ -177,6 +173,10 @@ class Guard:
         """
         arguments.check_kept(name, thing, update)
         self._parts.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check, update=update)
+
+    def wait_for(self, staging: Any) -> None:
+        """Before the next update or rollback, wait for this future, such as what `dcp.async_save` returned."""
+        self._pipeline.staged.append(arguments.staging_future(staging))
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -272,7 +272,7 @@ class Guard:
         return self._pipeline.restore_best()
 
     def _conclude(self) -> None:
-        """Report the final diagnosis of the run once; called by `close` and at the end of the program."""
+        """Report the final diagnosis of the run once."""
         self._parts.log.concluded(self._parts.verdict())
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.distributed import experts, meshes, pipelines
+from tests.distributed import experts, meshes, pipelines, stress
 from tests.distributed.launch import ROOT
 
 BRIEFLY = {
@@ -15,6 +15,7 @@ BRIEFLY = {
     (pipelines, 2): ["norms gpipe", "nan 1f1b", "replay interleaved"],
     (pipelines, 4): ["norms fsdp"],
     (experts, 2): ["norms experts", "norms own", "norms context"],
+    (stress, 2): ["hopeless backward", "loaders 2"],
 }
 PROGRAMS = (meshes, pipelines, experts)
 EVERY = [(program, size, mode) for program in PROGRAMS for size, modes in program.MODES.items() for mode in modes]
@@ -41,3 +42,11 @@ def test_each_mode_briefly(program: ModuleType, size: int) -> None:
 @pytest.mark.parametrize(("program", "size", "mode"), EVERY, ids=named)
 def test_each_mode(program: ModuleType, size: int, mode: str) -> None:
     run(program, size, [f"{check} {mode}" for check in program.CHECKS], timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("check", stress.EVERY)
+def test_ranks_under_stress(check: str, size: int) -> None:
+    run(stress, size, [check], timeout=240)

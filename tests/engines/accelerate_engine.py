@@ -1,8 +1,9 @@
 """Accelerate under torchrun: DDP, and FSDP2, HSDP and ND-parallelism by its plugins.
 
-Shim: hf_shim.py, for FSDP2 only.
+Shim: hf_shim.py, for FSDP2 only; with tensor parallelism also for a class that transformers no longer has.
 """
 
+import math
 import sys
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import ParallelismConfig
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from steadystep.integrations import accelerate as guarded_accelerate
 from tests.distributed.setting import tensors_of
 from tests.engines import hf_shim, study
-from tests.engines.study import Plan, Ran, damage, network, squared
+from tests.engines.study import BAD, Plan, Ran, damage, network, squared
 
-MODES = {2: ("ddp", "ddp accumulate", "fsdp2", "fsdp2 accumulate"), 4: ("hsdp",)}
+MODES = {2: ("ddp", "ddp accumulate", "fsdp2", "fsdp2 accumulate"), 4: ("hsdp", "fsdp2 tp")}
 
 
 def accelerator_for(mode: str, accumulate: int) -> Accelerator:
@@ -29,13 +32,26 @@ def accelerator_for(mode: str, accumulate: int) -> Accelerator:
     )
     if mode == "hsdp":
         common["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=dist.get_world_size() // 2)
+    if mode == "fsdp2 tp":
+        hf_shim.replicate_parallel()
+        common["parallelism_config"] = ParallelismConfig(dp_shard_size=dist.get_world_size() // 2, tp_size=2)
     return Accelerator(fsdp_plugin=plugin, **common)
+
+
+def model_for(mode: str, accelerator: Accelerator) -> tuple[nn.Module, int]:
+    """The model, and which of the batches of a step this rank gets."""
+    net, mesh = network(), accelerator.torch_device_mesh
+    if mode != "fsdp2 tp":
+        return net, dist.get_rank()
+    parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    net.tp_size = 2  # as transformers says it
+    return net, mesh["dp_shard"].get_local_rank()
 
 
 def train(mode: str, plan: Plan) -> Ran:
     accumulate = 2 if mode.endswith("accumulate") else 1
     accelerator = accelerator_for(mode, accumulate)
-    net = network()
+    net, place = model_for(mode, accelerator)
     optimizer: Any = torch.optim.AdamW(net.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 400)
     model, optimizer, schedule = accelerator.prepare(net, optimizer, schedule)
@@ -46,7 +62,9 @@ def train(mode: str, plan: Plan) -> Ran:
             damage(model)
         ran.losses.append(0.0)
         for micro in range(accumulate):
-            x = plan.batch(step, dist.get_rank(), bad=micro == 0) + micro
+            x = plan.batch(step, place, bad=False) + micro
+            if (micro, step, dist.get_rank()) == (0, BAD, plan.bad_rank):  # not its peers in tensor parallelism
+                x = x * math.nan
             with accelerator.accumulate(model):
                 loss = squared(model, x)
                 ran.losses[-1] += float(loss.detach()) / accumulate

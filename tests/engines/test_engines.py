@@ -22,7 +22,7 @@ DDP, FSDP2 = ("ddp", "ddp accumulate"), ("fsdp2", "fsdp2 accumulate")
 ZERO = ("zero1", "zero2", "zero2 accumulate", "zero2 bf16", "zero3", "zero3 bf16")
 STUDIES: list[tuple[str, str, int, tuple[str, ...], tuple[str, ...]]] = [
     ("accelerate", "accelerate", 2, (*DDP, *FSDP2), tuple(CHECKS)),
-    ("accelerate", "accelerate", 4, ("hsdp",), tuple(CHECKS)),
+    ("accelerate", "accelerate", 4, ("hsdp", "fsdp2 tp"), tuple(CHECKS)),
     ("trainer", "transformers", 2, (*DDP, *FSDP2), tuple(CHECKS)),
     ("lightning", "lightning", 2, (*DDP, *FSDP2), tuple(CHECKS)),
     ("lightning", "lightning", 2, ("fabric ddp", "fabric fsdp2"), tuple(CHECKS)),
@@ -31,7 +31,9 @@ STUDIES: list[tuple[str, str, int, tuple[str, ...], tuple[str, ...]]] = [
     ("deepspeed", "deepspeed", 2, ZERO, NO_POISON),
     ("deepspeed", "deepspeed", 4, ("zero1", "zero3"), NO_POISON),
     ("torchtitan", "torchtitan", 2, ("fsdp2", "fsdp2 accumulate", "tp"), NO_POISON),
+    ("torchtitan", "torchtitan", 2, ("pp", "pp interleaved", "pp accumulate"), NO_POISON),
     ("torchtitan", "torchtitan", 4, ("fsdp2", "fsdp2 tp", "hsdp"), NO_POISON),
+    ("torchtitan", "torchtitan", 4, ("pp fsdp2",), NO_POISON),
 ]
 
 

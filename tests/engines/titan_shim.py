@@ -69,3 +69,22 @@ from torchtitan.models.llama3 import parallelize  # noqa: E402
 
 _apply = parallelize.apply_fsdp_to_decoder
 parallelize.apply_fsdp_to_decoder = _adding_up
+
+from torch.distributed.pipelining import schedules  # noqa: E402
+
+
+def _of_whole_batches(kind: Any) -> None:
+    """Let `step` take micro-batches, as later versions of torch do and torchtitan 0.3.0 expects."""
+    own = kind.step
+
+    def step(self: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, loss_kwargs: Any, **more: Any) -> Any:
+        args = [torch.cat(each) for each in zip(*arg_mbs, strict=True)] if arg_mbs else []
+        kwargs = {name: torch.cat([each[name] for each in kwarg_mbs]) for name in kwarg_mbs[0]}
+        target = None if target_mbs is None else torch.cat(target_mbs)
+        return own(self, *args, target=target, loss_kwargs=loss_kwargs, **kwargs, **more)
+
+    kind.step = step
+
+
+for _kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+    _of_whole_batches(_kind)

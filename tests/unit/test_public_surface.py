@@ -99,7 +99,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_guards_face() -> None:
     members = sorted(n for n in vars(steadystep.Guard) if not n.startswith("_"))
-    saved = ["keep", "load_state_dict", "restore_best", "resume", "save", "state_dict"]
+    saved = ["keep", "load_state_dict", "restore_best", "resume", "save", "state_dict", "wait_for"]
     steps = ["batches", "commit", "diagnose", "epoch", "examine", "flush", "inspect", "should_stop", "step", "validate"]
     assert members == sorted(["attempts", "close", "editing", "quarantined", "updates", *steps, *saved])
     assert list(inspect.signature(steadystep.Guard).parameters) == [

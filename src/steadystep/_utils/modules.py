@@ -110,10 +110,11 @@ def gradients_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 @final
 class ModuleState:
-    """Buffers by identity and value, and each module's training mode."""
+    """Buffers by identity and value, and each module's training mode, of a model or of these modules of one."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    def __init__(self, model: nn.Module | Sequence[nn.Module]) -> None:
+        each = model.modules() if isinstance(model, nn.Module) else model
+        self._modules = [(module, module.training, dict(module._buffers)) for module in each]
         tensors = {id(t): t for _, _, buffers in self._modules for t in buffers.values() if t is not None}
         self._copies = [TensorCopy(t) for t in tensors.values() if is_writable(t)]
 

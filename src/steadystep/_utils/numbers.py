@@ -89,12 +89,12 @@ def as_json(value: float, digits: int = 9) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-def as_list(values: Sequence[float], digits: int = 6) -> str:
-    """Many of them, as the text of a JSON list."""
+def as_list(values: Sequence[float]) -> str:
+    """Many of them to six digits, as the text of a JSON list."""
     total = sum(values)
     if total - total == 0.0:  # all finite
-        return "[" + ",".join([f"{value:.{digits}g}" for value in values]) + "]"
-    return json.dumps([as_json(value, digits) for value in values], separators=(",", ":"))
+        return "[" + ",".join([f"{value:.6g}" for value in values]) + "]"
+    return json.dumps([as_json(value, 6) for value in values], separators=(",", ":"))
 
 
 def from_json(value: object) -> float:
@@ -162,3 +162,14 @@ def mean_by_weight(values: Sequence[float], weights: Sequence[float]) -> float:
     if not counted:
         return math.nan
     return sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)
+
+
+_UNIFORM = 0.01  # of a factor
+_SMALL = 1e-3  # of the largest: what is smaller may be rounding
+
+
+def common_factor(now: Sequence[float], then: Sequence[float]) -> float:
+    """The factor between these norms, NaN without a common one; by size, because their order may be another."""
+    factor = math.hypot(*now) / math.hypot(*then) if len(now) == len(then) and any(then) else math.nan
+    large = [(a, b) for a, b in zip(sorted(now), sorted(then), strict=False) if b > _SMALL * max(then)]
+    return factor if all(abs(a / b / factor - 1.0) <= _UNIFORM for a, b in large) else math.nan

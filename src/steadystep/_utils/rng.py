@@ -134,6 +134,9 @@ def _set_torch(host: torch.Tensor, on_device: torch.Tensor | None, device: torch
         torch.get_device_module(device).set_rng_state(on_device, device)
 
 
+GENERATORS = (random.Random, torch.Generator, np.random.Generator)
+
+
 def generator_back(value: Any) -> Callable[[], Any] | None:
     """What puts a generator of Python, torch or NumPy back to where it is now; None for anything else."""
     if isinstance(value, random.Random):

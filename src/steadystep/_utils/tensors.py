@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _HALVES = (torch.bfloat16, torch.float16)
+_SMALL = 1024  # elements up to which one call for all tensors is quicker than one for each
 
 
 @final
@@ -83,12 +84,16 @@ def measure(grads: list[Tensor], layout: Layout) -> list[Tensor]:
 
 def peaks(tensors: list[Tensor]) -> list[Tensor]:
     """The largest absolute value of each, NaN where it holds one; on their device. An L2 norm may overflow."""
-    if not all(tensor.is_cpu for tensor in tensors):
+    # why: on the host torch's infinity norm goes element by element, and takes fourteen times as long for large tensors
+    large = [i for i, tensor in enumerate(tensors) if tensor.is_cpu and tensor.numel() > _SMALL]
+    if not large:
         return list(torch._foreach_norm(tensors, torch.inf))
-    # why: on the host torch's infinity norm goes element by element, and takes fourteen times as long
-    ends = [torch.aminmax(tensor) for tensor in tensors]
-    lowest, highest = torch.stack([end.min for end in ends]), torch.stack([end.max for end in ends])
-    return list(torch.maximum(lowest.neg(), highest).unbind())
+    small = [tensor for tensor in tensors if not (tensor.is_cpu and tensor.numel() > _SMALL)]
+    found = list(torch._foreach_norm(small, torch.inf)) if small else []
+    ends = torch.stack([end for i in large for end in torch.aminmax(tensors[i])])
+    for i, peak in zip(large, ends.abs_().view(-1, 2).amax(1).unbind(), strict=True):
+        found.insert(i, peak)
+    return found
 
 
 def total_norm(norms: list[Tensor], layout: Layout, stacked: Tensor | None = None) -> Tensor:

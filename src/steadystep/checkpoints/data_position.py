@@ -1,7 +1,7 @@
 """Where a loop is in its data, so that it can go on from there."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar, final
 
@@ -36,6 +36,7 @@ class DataPosition:
         """A step was made with the batch that is out: a state that is saved from now on contains it."""
         self._device = device
         self._loader: Any = None
+        self._skip: Collection[int] = ()
         self._marks = _marks(None)
         self._began: dict[str, Any] = {}
         self._sought: Mapping[str, Any] | None = None
@@ -51,25 +52,26 @@ class DataPosition:
         return (self.epoch, self.batch) if self.open else None
 
     @property
-    def at_last(self) -> bool:
-        """The batch that is out is the last one, as far as the loader knows its length."""
+    def left(self) -> float:
+        """Batches after the one that is out; infinitely many where the loader does not know its length."""
         try:
-            return self.open and self.batch + 1 >= len(self._loader)
-        except TypeError:
-            return False
+            number = len(self._loader)
+        except TypeError:  # None outside of a pass
+            return math.inf
+        return number - self.batch - 1 - sum(self.batch < skipped < number for skipped in self._skip)
 
     def batches(
         self,
         loader: Iterable[Batch],
         between: Callable[[], None],
         at_end: Callable[[], object] = lambda: None,
-        skip: Container[int] = (),
+        skip: Collection[int] = (),
     ) -> Iterator[Batch]:
         """What the loader gives, from where we are, without those whose number is in `skip`.
 
         `between` is called when no batch is out, `at_end` in the end.
         """
-        self._loader = loader
+        self._loader, self._skip = loader, skip
         if self.batch and self._sought is None:  # the last pass was left before its end
             self.epoch, self.batch = self.epoch + 1, 0
         if self._sought is not None:
@@ -135,10 +137,9 @@ class DataPosition:
         sought, self._sought, self._rewind = self._sought, None, None
         if sought is not None:
             self._fit(sought, loader)
-        if sought is not None and not self.batch:
-            _start(loader, sought["started"])
-            _set_generator(loader, sought["generator"])
-        if sought is not None:
+            if not self.batch:
+                _start(loader, sought["started"])
+                _set_generator(loader, sought["generator"])
             restore_all(sought["random"], self._device)
         if sought is None or not self.batch:
             self._began = {"random": all_random_state(self._device), **_marks(loader)}
@@ -174,10 +175,8 @@ class DataPosition:
         source = iter(loader)
         drawn = sum(1 for _ in islice(source, number))
         if drawn < number:
-            warn(
-                f"the loader ended after {drawn} batches, but {number} had been used in this epoch: the data has "
-                "changed or shrunk"
-            )
+            what = f"the loader ended after {drawn} batches, but {number} had been used in this epoch"
+            warn(f"{what}: the data has changed or shrunk")
         restore_all(now, self._device)
         return source
 
@@ -246,8 +245,8 @@ def check_place(saved: Mapping[str, Any]) -> None:
 
 
 def _check_marks(saved: Mapping[str, Any], where: str) -> None:
-    if type(saved.get("started")) is not bool:
-        raise CheckpointError(f"the checkpoint does not match: {where}.started is {saved.get('started')!r:.60}")
+    if type(started := saved.get("started")) is not bool:
+        raise CheckpointError(f"the checkpoint does not match: {where}.started is {started!r:.60}")
     if "generator" not in saved or saved["generator"] is not None:
         _check_generator(saved.get("generator"), f"{where}.generator")
     if saved.get("batch_size") is not None:

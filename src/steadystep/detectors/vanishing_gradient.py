@@ -77,6 +77,7 @@ _ZERO_STEPS = 8
 _ZERO_EVERY_STEPS = 4
 _EVALUATIONS = 64
 _ALIVE, _STOPPED = 8, 16  # evaluations with a gradient before, and without one since
+_UNDERFLOWS = 3  # steps without any gradient in a row, under a loss scaler
 _MENDED = 1000  # steps with a gradient, less those without: then a new streak is news
 _QUIET_STEPS = 500  # between two warnings about single tensors
 
@@ -90,7 +91,9 @@ class ZeroGradient:
     steps.
 
     A tensor that never had a gradient in 256 steps is a note: unused branches and experts that were never chosen are no
-    faults.
+    faults. So is, under a loss scaler, each step without any gradient from the third in a row on: such an update would
+    only run down the moments. A run that comes back from such a streak before 8 steps has losses without a gradient,
+    and gets no more of those notes.
     """
 
     name = "zero-gradient"
@@ -105,11 +108,14 @@ class ZeroGradient:
         """Steps with a gradient less those without, since a streak was told."""
         self._until = 0
         """No warning about single tensors before this step."""
+        self._has_streaks = False
+        """Short ones without a gradient are part of this run."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """Return a warning or a note when the count is reached."""
         if signals.grad_norm != 0.0:
             if signals.grad_norm < math.inf:
+                self._has_streaks = self._has_streaks or _UNDERFLOWS <= self._in_a_row < _ZERO_STEPS
                 self._in_a_row = 0
                 self._mended += self._mended < _MENDED
             return self._single(signals) if signals.step % _ZERO_EVERY_STEPS == 0 else ()
@@ -119,7 +125,7 @@ class ZeroGradient:
         news = self._mended >= _MENDED
         if self._in_a_row != _ZERO_STEPS or not news:
             self._mended -= 0 < self._mended < _MENDED
-            return ()
+            return self._underflow(signals)
         self._mended = 0
         since = max(0, signals.step - _ZERO_STEPS + 1)
         what = f"every gradient has been exactly zero for {_ZERO_STEPS} steps: the output cannot learn"
@@ -128,6 +134,12 @@ class ZeroGradient:
                 detector=self.name, step=signals.step, severity="warn", value=0.0, limit=0.0, what=what, since=since
             ),
         )
+
+    def _underflow(self, signals: Signals) -> tuple[Finding, ...]:
+        if not signals.scaled or self._in_a_row < _UNDERFLOWS or self._has_streaks or not self._all_alive:
+            return ()
+        what = f"every gradient is exactly zero, for the {self._in_a_row}th step in a row"
+        return (Finding(detector=self.name, step=signals.step, severity="info", value=0.0, limit=0.0, what=what),)
 
     def _single(self, signals: Signals) -> tuple[Finding, ...]:
         if 0.0 not in signals.norms:
@@ -180,7 +192,7 @@ class ZeroGradient:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
         alive = [self._all_alive, dict(self._alive), sorted(self._told)]
-        said = [self._mended, self._until]
+        said = [self._mended, self._until, int(self._has_streaks)]
         return {"in_a_row": self._in_a_row, "zeros": dict(self._zeros), "alive": alive, "said": said}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -189,7 +201,8 @@ class ZeroGradient:
         self._zeros = {name: int(count) for name, count in state["zeros"].items()}
         self._all_alive, alive, told = state.get("alive", (0, {}, ()))  # older states do not have it
         self._alive, self._told = dict(alive), set(told)
-        self._mended, self._until = (int(value) for value in state.get("said", (_MENDED, 0)))
+        self._mended, self._until, *more = (int(value) for value in state.get("said", (_MENDED, 0)))
+        self._has_streaks = bool(more and more[0])
 
 
 _STEPS_WITHOUT_ZERO = 64  # without a zero: experts that are not chosen and losses that reach zero come back sooner

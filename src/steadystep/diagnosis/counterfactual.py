@@ -24,6 +24,7 @@ OF_THE_LOSS = (DetectorName.NOT_HEALING, DetectorName.SLOW_DIVERGENCE)
 _OVERFLOWED = 4  # batches that are finite under the old state only
 _QUIET_STEPS = 32  # after it came to nothing
 _TOLD_STEPS = 400  # between two warnings
+_REPLAYED_STEPS = 500  # between two replays for the sake of a gap that closes
 GROWN = 2.0  # times what it was
 
 Findings = tuple[Finding, ...]
@@ -48,7 +49,7 @@ class RollbackTrial:
         self._silent = False
         """The last one began with a note."""
         self._quiet_until = -1
-        self._told_until = -1
+        self._told_until = self._replayed_until = -1
 
     def begin(self, finding: Finding, *, state: int, lr: float, replays: bool = False) -> bool:
         """Open a trial of `finding`, with `state` to roll back to; return False too soon after one without result.
@@ -92,6 +93,13 @@ class RollbackTrial:
             return replace(finding, severity="info")
         self._told_until = finding.step + _TOLD_STEPS
         return finding
+
+    def may_replay(self, step: int) -> bool:
+        """Return whether the updates since may be replayed as a test; one that led to nothing is not repeated soon."""
+        if step < self._replayed_until:
+            return False
+        self._replayed_until = step + _REPLAYED_STEPS
+        return True
 
     @property
     def counterfactual(self) -> Counterfactual:
@@ -269,6 +277,12 @@ def _early(finding: Finding, counterfactual: Counterfactual | None) -> Finding:
 def is_cleared(signals: Signals) -> bool:
     """Older weights were tried on this batch, and do no better."""
     return signals.counterfactual is not None and not is_worse(signals.counterfactual)
+
+
+def as_closing(signals: Signals) -> Signals:
+    """Return the signals with a counterfactual that is reason enough for a replay, and for nothing else."""
+    assert signals.counterfactual is not None
+    return replace(signals, counterfactual=replace(signals.counterfactual, closing=True))
 
 
 def is_worse(counterfactual: Counterfactual) -> bool:

@@ -1,5 +1,7 @@
 """Signs in the data: targets, inputs and batches, and a loss no better than a constant prediction."""
 
+import math
+
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
@@ -15,6 +17,9 @@ from steadystep.diagnosis.output_evidence import first_and_last
 from steadystep.records import BatchPartStats, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
+_FEWEST_CLASSES = 4
+_AT_LEVEL = 1.25  # times that
+_ROOM = 0.3  # of the loss of a constant prediction
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
@@ -45,6 +50,8 @@ def unrelated_targets(facts: Facts) -> str:
     """Updates of the usual size, and a loss that stays at the level of the best constant prediction."""
     found, ratio = stuck(facts), facts.ratio
     if found is None or not found.at_base or ratio is None or not _SMALL_UPDATE <= ratio < _LARGE_UPDATE:
+        return ""
+    if found.base is None or found.end > _AT_LEVEL * found.base:
         return ""
     return (
         f"{found}, the loss of the best constant prediction; an update changes the weights by {ratio:.1e} of their size"
@@ -133,7 +140,11 @@ def leaked_target(facts: Facts) -> str:
     if not sequence or not (batch.shifted or len(batch.parts) == 1) or facts.trace.num_updates > 2000:
         return ""
     last = facts.measured.outputs.last
-    if found.end > 0.1 * ids.entropy or last is None or not last.ahead:  # a rule without noise is learned as well
+    if last is None or not last.ahead:  # a rule without noise is learned as well
+        return ""
+    if batch.shifted and found.beats_base:
+        return f"targets are the next tokens of the input, and positions see later ones ({last.ahead})"
+    if found.end > 0.1 * ids.entropy:
         return ""
     updates = facts.trace.num_updates
     low = f"after {updates} updates the loss is {found.end:.3g}; the entropy of the tokens is {ids.entropy:.3g}"
@@ -159,6 +170,21 @@ def wide_targets(facts: Facts) -> str:
     if DetectorName.CLIP_RATE in facts.warned:  # the limit, not the targets, sets the step size
         return ""
     return f"targets have mean {part.mean:.3g} and standard deviation {part.std:.3g}; {found}"
+
+
+def numbered_classes(facts: Facts) -> str:
+    """Labels 0 to n, equally frequent, that a distance takes for quantities, in a run that learns little."""
+    last, part, found = facts.measured.outputs.last, target(facts), progress(facts)
+    if last is None or part is None or found is None or found.base is None or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if found.end < _ROOM * found.base:
+        return ""
+    whole = part.whole and part.smallest == 0.0 and part.values == part.largest + 1.0 and not part.shape
+    if not whole or not _FEWEST_CLASSES <= part.values <= 100 or part.entropy < 0.9 * math.log(part.values):
+        return ""
+    if facts.measured.outputs.loss[0] not in ("mse", "l1", "huber") or math.prod(last.shape[1:]) != 1:
+        return ""
+    return f"{part.values} labels, all as frequent, are compared as numbers ({facts.measured.outputs.loss[0]}); {found}"
 
 
 def outside_of_domain(facts: Facts) -> str:

@@ -187,6 +187,19 @@ def advised(diagnosis: Diagnosis, signals: Signals, plan: Plan, setup: Setup = U
     return replace(diagnosis, advice=advise(Cause(diagnosis.cause), as_measured(setup, signals), plan))
 
 
+def as_warning(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis of what was tried and led to nothing: a warning, and no damage that is known."""
+    found = tuple(replace(f, severity="warn") if f.severity == "act" else f for f in diagnosis.findings)
+    return replace(diagnosis, findings=found, damage=Damage.NONE)
+
+
+def of_data(diagnosis: Diagnosis, count: int) -> Diagnosis:
+    """Return the diagnosis of `count` batches that were to blame, whatever the curve looked like."""
+    cause = diagnosis.cause if diagnosis.cause == Cause.REPEATED_BATCH else Cause.BAD_BATCH
+    what = f"{count} batches are unusual for the restored weights: their updates were undone, the others replayed"
+    return replace(diagnosis, cause=Cause(cause).value, evidence=f"{diagnosis.evidence}; {what}")
+
+
 def as_measured(setup: Setup, signals: Signals) -> Setup:
     """Return the setup with what the signals of a step show of it: a loss scaler is one of fp16."""
     precision = "fp16" if signals.scaled else setup.precision

@@ -4,6 +4,7 @@ from steadystep.diagnosis.facts import Facts, names
 from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
     base_of,
+    hardly_learned,
     has_learned,
     is_judged,
     is_policy,
@@ -17,6 +18,8 @@ from steadystep.diagnosis.learning import (
 from steadystep.diagnosis.measured import is_bias
 from steadystep.diagnosis.output_evidence import first_and_last
 
+CUT_OFF = "computed with, and the loss does not depend on them"
+"""Said of parameters behind a detach."""
 _LONG = 50  # updates
 _MANY = 1 / 3  # of the trained tensors
 _PART = 0.25  # of them, which is more than a spare head
@@ -24,6 +27,7 @@ _SHARP = 0.95  # the largest share of a softmax, in the mean
 _STILL, _SLOW = 1e-4, 1e-3  # of the largest update, by the size of the weights
 _LOUD = 1e4
 _ALIKE = 1e-6  # of the size of an output
+_DEEP, _FADED = 5, 1e-2  # layers; of the updates of the last ones
 
 
 def never_trained(facts: Facts) -> str:
@@ -105,9 +109,7 @@ def _cut_off(facts: Facts) -> str:
     if not cut or facts.trace.num_updates < _LONG or (learns(facts) and len(cut) < _PART * total):
         return ""
     by = f", behind {', '.join(sorted(set(last.cuts)))}()" if last.cuts else ""
-    return (
-        f"{len(cut)} of {total} parameters are computed with, and the loss does not depend on them{by} ({names(cut)})"
-    )
+    return f"{len(cut)} of {total} parameters are {CUT_OFF}{by} ({names(cut)})"
 
 
 def still_layers(facts: Facts) -> str:
@@ -124,6 +126,23 @@ def still_layers(facts: Facts) -> str:
         return ""
     share = f"{len(still)} of {len(moves)} weights ({names(still)})"
     return f"the updates of {share} are below {least / most:g} of the largest, by the size of the weights"
+
+
+def fading(facts: Facts) -> str:
+    """Gradients that were a hundredth in the first layers of what they were in the last, and hardly anything learned.
+
+    Before anything was learned, by the first probe: later, layers may rest for other reasons.
+    """
+    probe = facts.first_probe
+    if probe is None or not probe.update_rms or facts.structure.scale_free or not hardly_learned(facts):
+        return ""
+    columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = [(n, update / weight) for n, weight, update in columns if weight > 0.0 and not is_bias(n)]
+    first, last = moves[: len(moves) // 3], [move for _, move in moves[-2:]]
+    if len(moves) < _DEEP or not first or not max(move for _, move in first) < _FADED * max(last):
+        return ""
+    names_, share = names([n for n, _ in first]), max(move for _, move in first) / max(last)
+    return f"at step {probe.step} the updates of the first layers ({names_}) were {share:.1e} of those of the last"
 
 
 def starved_layers(facts: Facts) -> str:

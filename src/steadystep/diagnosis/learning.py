@@ -98,7 +98,18 @@ def _start(facts: Facts, first: Sequence[float]) -> tuple[float, float]:
 
 def is_judged(facts: Facts) -> bool:
     """Whether the level of the loss says anything: not for a policy, an adversary or a loss below zero."""
-    return not (facts.signed or facts.opposed or is_policy(facts))
+    return not (facts.signed or facts.opposed or is_policy(facts) or has_moving_targets(facts))
+
+
+def has_moving_targets(facts: Facts) -> bool:
+    """Whether what the loss compares with has wandered off, as values that a network makes by itself do."""
+    trail = facts.measured.outputs
+    if trail.first is None or trail.last is None or trail.first.target is None or trail.last.target is None:
+        return False
+    first, now = trail.first.target, trail.last.target
+    if first.whole or first.rows < _FEW or not math.isnan(first.entropy) or first.name != now.name:
+        return False
+    return abs(now.mean - first.mean) > max(0.5, _SIGMAS / math.sqrt(first.rows)) * min(first.std, now.std) > 0.0
 
 
 def is_policy(facts: Facts) -> bool:
@@ -178,12 +189,22 @@ def unlearned(facts: Facts) -> Progress | None:
 
 def hardly_learned(facts: Facts) -> bool:
     """Whether the loss is known to be near that of a constant prediction still, or has not moved."""
-    found, part = progress(facts), target(facts)
-    # targets between 0 and 1 have a floor of their own
-    soft = part is not None and math.isnan(part.entropy) and facts.measured.outputs.loss[0] in _BINARY
-    late = facts.trace.num_updates >= JUDGED_AFTER and not soft
+    found = progress(facts)
+    late = facts.trace.num_updates >= JUDGED_AFTER and not has_floor(facts)
     near = late and found is not None and found.base is not None and found.end > _NEAR * found.base
     return near or unlearned(facts) is not None
+
+
+def nears_floor(facts: Facts) -> bool:
+    """Whether a loss that cannot come near zero has fallen below that of a constant prediction."""
+    found = progress(facts) if has_floor(facts) else None
+    return found is not None and found.gained and found.base is not None and found.end < found.base
+
+
+def has_floor(facts: Facts) -> bool:
+    """Whether the loss cannot come near zero: binary cross-entropy of targets between 0 and 1."""
+    part = target(facts)
+    return part is not None and math.isnan(part.entropy) and facts.measured.outputs.loss[0] in _BINARY
 
 
 def base_level(facts: Facts) -> tuple[float | None, str]:

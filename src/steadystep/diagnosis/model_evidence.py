@@ -39,7 +39,8 @@ def frozen_head(facts: Facts) -> str:
 def unusual_gains(facts: Facts) -> str:
     """Most layers began with weights far too large or far too small for their inputs, and nothing was learned."""
     first, parts = facts.measured.initial, facts.structure
-    if first is None or (is_judged(facts) and not hardly_learned(facts)) or facts.opposed:
+    broke = DetectorName.EARLY_DIVERGENCE in facts.warned or any("non-finite" in cause for cause in facts.incidents)
+    if first is None or (is_judged(facts) and not hardly_learned(facts) and not broke) or facts.opposed:
         return ""
     sizes = dict(zip(first.names, first.rms, strict=False))
     gains = {n: sizes[n] * f**0.5 for n, f in zip(parts.trained, parts.fan_ins, strict=False) if f > 3 and n in sizes}
@@ -90,7 +91,7 @@ def rate_of_zero(facts: Facts) -> str:
 def mostly_frozen(facts: Facts) -> str:
     """Most parameters have `requires_grad` off, and what is left learned nothing."""
     parts = facts.structure
-    if parts.frozen <= 2 * len(parts.trained) or stuck(facts) is None:
+    if parts.frozen <= 2 * len(parts.trained) or not hardly_learned(facts):
         return ""
     return f"{parts.frozen} of {parts.frozen + len(parts.trained)} parameters have requires_grad off"
 
@@ -220,7 +221,10 @@ def equal_weights(facts: Facts) -> str:
         return ""
     columns = [(n, rms, std) for n, rms, std in zip(first.names, first.rms, first.std, strict=False) if not is_bias(n)]
     equal = [n for n, rms, std in columns if std <= 1e-6 * rms and rms > 0.0]
-    if not equal or 2 * len(equal) < len(columns) or not (stuck(facts) or below_constant(facts)):
+    if not equal or 2 * len(equal) < len(columns) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    gains = [n for n, rms, _ in columns if n in equal and abs(rms - 1.0) < 1e-6]  # as those of normalization are
+    if (gains or not is_judged(facts)) and not (stuck(facts) or below_constant(facts)):
         return ""
     return f"all elements of {len(equal)} of {len(columns)} weights were equal before the first update ({names(equal)})"
 

@@ -23,6 +23,8 @@ _MOSTLY_ALIKE = 0.5
 _LOUD = 1e4
 _AT_REST = 0.95  # of what it was some probes ago
 _COLLAPSED = 0.3  # of the spread of the targets
+_SMALL_PART = 0.3  # of the loss
+_LEARNED_TERM = 0.3  # of what a constant prediction has
 ENOUGH_PROBES = 3
 """Probes before anything is said of outputs."""
 
@@ -80,7 +82,9 @@ def distance_of_shares(facts: Facts) -> str:
     labels = last.target.smallest == 0.0 and last.target.largest == 1.0 and last.target.entropy > 0.0
     if last.kind not in ("mse", "l1", "huber") or last.activation not in ("softmax", "sigmoid") or not labels:
         return ""
-    if last.activation == "sigmoid" and stuck(facts) is None:
+    trail = facts.measured.outputs
+    # where a sigmoid is steep, its gradient does not vanish
+    if last.activation == "sigmoid" and (stuck(facts) is None or (trail.lowest > 0.1 and trail.highest < 0.9)):
         return ""
     return f"the loss is the {last.kind} of a {last.activation} and of labels, whose gradient vanishes; {found}"
 
@@ -143,7 +147,7 @@ def idle_term(facts: Facts) -> str:
     base, text = base_of(last.kind, last.target)
     values = [value for _, value in trail.pairs]
     late = median(values[-ENOUGH_PROBES:])
-    if late < _AT_REST * median(values[:-ENOUGH_PROBES]):  # it falls still: nothing keeps it there
+    if values[-1] < _AT_REST * values[-ENOUGH_PROBES]:  # it falls still: nothing keeps it there
         return ""
     least = 0.98 if math.isnan(last.target.entropy) and "bce" in last.kind else 0.9  # targets between 0 and 1: a floor
     if base is None or late < least * base or late > 3.0 * base:
@@ -169,6 +173,8 @@ def activation_twice(facts: Facts) -> str:
     trail = facts.measured.outputs
     kind, last = trail.loss[0], trail.last
     if last is None or trail.count < ENOUGH_PROBES or learns(facts):
+        return ""
+    if last.kind == "bce with logits" and not last.activation:  # the call was seen, and nothing in front of it
         return ""
     if kind == "cross-entropy" and trail.simplex[0] == trail.count:
         return "the rows of the output add up to 1, and the loss is cross_entropy, which applies softmax again"
@@ -201,6 +207,11 @@ def out_of_reach(facts: Facts) -> str:
     kind = trail.loss[0]
     if part is None or trail.count < ENOUGH_PROBES or kind not in ("mse", "l1", "huber") or learns(facts):
         return ""
+    if trail.last is not None and trail.last.activation in ("relu", "softplus") and part.mean < 0.5 * part.std:
+        negative = f"targets have mean {part.mean:.3g} and reach down to {part.smallest:.3g}"
+        return (
+            f"outputs end in a {trail.last.activation} and are never below 0, {negative}" if part.smallest < 0 else ""
+        )
     bounded = trail.last is not None and trail.last.activation in ("sigmoid", "softmax", "tanh")
     if trail.highest > 1.0 or trail.lowest < -1.0 or (trail.highest < 0.9 and not bounded):
         return ""
@@ -220,6 +231,51 @@ def negative_loss(facts: Facts) -> str:
     if curve.start - curve.late > curve.noise:
         return ""
     return f"the loss of this classifier is negative: {curve.start:.4g} at the start, {curve.late:.4g} now"
+
+
+def below_zero(facts: Facts) -> str:
+    """A loss of targets that are 0 or 1 for each output, with outputs that are no shares, which falls below zero."""
+    trail, part = facts.measured.outputs, target(facts)
+    last = trail.last
+    if last is None or part is None or trail.count < ENOUGH_PROBES or last.terms or is_policy(facts) or facts.opposed:
+        return ""
+    binary = part.smallest == 0.0 and part.largest == 1.0 and (part.binary > 0.0 or part.values == 2)
+    if not binary or tuple(last.shape[1:]) != tuple(part.shape) or not (trail.lowest < 0.0 or trail.highest > 1.0):
+        return ""
+    if facts.trace.first[0] < 0.0 or not median(facts.trace.losses[-16:]) < 0.0:
+        return ""
+    return (
+        f"the loss went from {facts.trace.first[0]:.3g} to {facts.trace.losses[-1]:.3g}, below what any answer to "
+        f"targets of 0 and 1 can have: outputs are no probabilities, they are between {trail.lowest:.3g} and "
+        f"{trail.highest:.3g}"
+    )
+
+
+def rectified_scores(facts: Facts) -> str:
+    """Scores of classes that a ReLU has made, in a run that learns little: a class at zero gets no gradient."""
+    last, found = first_and_last(facts)[1], progress(facts)
+    if last is None or found is None or last.activation != "relu" or learns(facts) or facts.opposed:
+        return ""
+    if last.kind not in ("cross-entropy", "nll", "bce with logits") or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    return f"the scores of the {last.kind} come from a relu, which has no gradient below zero; {found}"
+
+
+def mostly_penalty(facts: Facts) -> str:
+    """A penalty on the weights that is most of the loss, while what the loss is about has not been learned."""
+    trail = facts.measured.outputs
+    last = trail.last
+    if last is None or not last.penalized or last.terms != 1 or last.target is None or facts.opposed:
+        return ""
+    if is_policy(facts) or len(trail.pairs) < ENOUGH_PROBES or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    whole, value = (median(column[-ENOUGH_PROBES:]) for column in zip(*trail.pairs, strict=True))
+    base, text = base_of(last.kind, last.target)
+    if base is None or not value < _SMALL_PART * whole or value < _LEARNED_TERM * base:
+        return ""
+    return (
+        f"the {last.kind} is {value:.3g} of a loss of {whole:.3g}, the rest is a penalty on weights; {text} {base:.3g}"
+    )
 
 
 def softmax_over_batch(facts: Facts) -> str:

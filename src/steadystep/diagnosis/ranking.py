@@ -22,6 +22,7 @@ from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import conclude_from_curve
 from steadystep.diagnosis.facts import Facts, told
+from steadystep.diagnosis.learning import nears_floor
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName, Diagnosis
 
@@ -31,20 +32,20 @@ def _seen(cause: Cause, fault: Fault | None, sign: EvidenceTest, weight: float =
 
 
 def _unless_it_learns(sign: EvidenceTest) -> EvidenceTest:
-    """Units that rest are no fault where the loss has been halved without them."""
-    return lambda facts: "" if step_size_evidence.has_halved(facts) else sign(facts)
+    """Not where the loss has been halved all the same."""
+    return lambda facts: "" if step_size_evidence.has_halved(facts) or nears_floor(facts) else sign(facts)
 
 
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     # one sign is enough
-    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, warned(DetectorName.GROWING_GRADIENT)),
+    EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.8, _unless_it_learns(warned(DetectorName.GROWING_GRADIENT))),
     EvidenceRule(Cause.MISSING_ZERO_GRAD, 1.1, learning_evidence.piles_up),
     EvidenceRule(Cause.DEAD_UNITS, 1.3, _unless_it_learns(learning_evidence.dead_units)),
     EvidenceRule(Cause.DEAD_UNITS, 1.0, learning_evidence.dead_layer),
     EvidenceRule(Cause.SATURATION, 1.0, _unless_it_learns(warned(DetectorName.SATURATED_UNITS))),
     EvidenceRule(Cause.EMBEDDING_GROWTH, 1.0, warned(DetectorName.EMBEDDING_GROWTH)),
     EvidenceRule(Cause.ATTENTION_LOGIT_GROWTH, 1.0, warned(DetectorName.ATTENTION_LOGIT_GROWTH)),
-    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, learning_evidence.vanishing),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.2, _unless_it_learns(learning_evidence.vanishing)),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.0, learning_evidence.unreached),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.1, learning_evidence.idle),
     EvidenceRule(Cause.POOR_INITIALISATION, 2.5, learning_evidence.weights_at_zero),
@@ -56,7 +57,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.POISONED_MOMENTS)),
     EvidenceRule(Cause.POISONED_MOMENTS, 1.0, warned(DetectorName.DAMAGED_STATE)),
     EvidenceRule(Cause.LOST_MOMENTS, 1.0, warned(DetectorName.LOST_MOMENTS)),
-    EvidenceRule(Cause.DAMAGED_WEIGHTS, 1.0, warned(DetectorName.WEIGHT_JUMP)),
+    EvidenceRule(Cause.DAMAGED_WEIGHTS, 1.0, _unless_it_learns(warned(DetectorName.WEIGHT_JUMP))),
     EvidenceRule(Cause.REPEATED_BATCH, 1.0, warned(DetectorName.SAME_BATCH)),
     EvidenceRule(Cause.POLICY_DRIFT, 1.0, warned(DetectorName.KL_BLOW_UP)),
     EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.0, warned(DetectorName.ENTROPY_COLLAPSE)),
@@ -120,6 +121,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.SUSPICIOUS_PERFECTION, Fault.TARGET_LEAK, data_evidence.copied_target, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.wrong_input_of_loss, 3.3),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.activation_twice, 3.2),
+    _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.rectified_scores, 3.1),
     _seen(Cause.NO_LEARNING, Fault.BATCH_DEPENDENCE, graph_evidence.batch_as_time, 3.1),
     _seen(Cause.NO_LEARNING, Fault.EVAL_MODE, model_evidence.in_eval_mode, 3.0),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, data_evidence.constant_inputs, 2.9),
@@ -135,6 +137,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, batch_evidence.constant_part, 3.6),
     _seen(Cause.FLAT_REWARD, None, policy_evidence.constant_signal, 4.0),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
+    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, output_evidence.mostly_penalty, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
@@ -157,6 +160,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.NO_LEARNING, 1.3, policy_evidence.uniform_policy, fault=Fault.REGULARISATION_TOO_STRONG),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.3, policy_evidence.no_signal),
     EvidenceRule(Cause.VANISHING_GRADIENT, 1.3, graph_evidence.starved_layers),
+    EvidenceRule(Cause.VANISHING_GRADIENT, 1.05, graph_evidence.fading),
     EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, graph_evidence.slow_layers),
     EvidenceRule(Cause.SATURATION, 1.2, graph_evidence.sharp_softmax),
     EvidenceRule(Cause.POOR_INITIALISATION, 1.1, graph_evidence.high_first_loss),
@@ -184,6 +188,8 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.LEARNING_RATE_TOO_LOW, 1.2, data_evidence.small_updates),
     EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.out_of_reach, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.negative_loss, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.4, output_evidence.below_zero, fault=Fault.WRONG_LOSS),
+    EvidenceRule(Cause.NO_LEARNING, 1.2, data_evidence.numbered_classes, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.collapsed_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.SUSPICIOUS_PERFECTION, 1.2, data_evidence.leaked_target, fault=Fault.TARGET_LEAK),
     EvidenceRule(Cause.NO_LEARNING, 1.1, model_evidence.mostly_frozen, fault=Fault.FROZEN_PARAMETERS),
@@ -199,9 +205,7 @@ REFUTED: dict[Cause, EvidenceTest] = {
 }
 
 _VAGUE = (Cause.NO_LEARNING.value, "")
-_ENOUGH = 1.0
-_INCIDENT = 1.2
-_FORGIVEN = 0.5
+_ENOUGH, _INCIDENT, _FORGIVEN = 1.0, 1.2, 0.5
 
 
 def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:

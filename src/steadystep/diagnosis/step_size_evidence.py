@@ -163,7 +163,11 @@ def suffers(facts: Facts) -> str:
     A first loss far above all others is no sign of suffering while it goes well: so begins any regression whose targets
     are not around zero.
     """
-    if not (large_inputs(facts) or uneven_inputs(facts)) or has_halved(facts):
+    if not (large_inputs(facts) or uneven_inputs(facts)):
+        return ""
+    if DetectorName.EARLY_DIVERGENCE in facts.warned:  # what a guard has done about it does not excuse the inputs
+        return told(facts.warned[DetectorName.EARLY_DIVERGENCE])
+    if has_halved(facts):
         return ""
     looks = [went_up, dead_layer, huge_updates, saturated_layer]
     if not facts.going_well:

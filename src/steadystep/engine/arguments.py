@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,6 +110,14 @@ def batch_numbers(skip: Any) -> frozenset[int]:
             "batches(..., skip=...) takes numbers of batches: [n for q in guard.quarantined for n in q.batches]"
         )
     return frozenset(numbers)
+
+
+def staging_future(staging: Any) -> Future[Any]:
+    """The future that is done when the weights have been copied."""
+    found = getattr(staging, "staging_completion", staging)
+    if not isinstance(found, Future):
+        raise MisuseError(f"wait_for() takes a future, such as what dcp.async_save returned; got {_a(staging)}")
+    return found
 
 
 def check_loader(loader: object) -> None:

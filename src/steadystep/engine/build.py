@@ -32,7 +32,7 @@ from steadystep.engine.reruns import BatchReruns, Counterfactuals
 from steadystep.engine.rollback import Checkpoints, Rollback, RunProgress
 from steadystep.incidents import NaNTracer
 from steadystep.optimizers import each_of
-from steadystep.parallel import Meeting, Once, Ranks, ranks_and_model, sections
+from steadystep.parallel import Meeting, Ranks, ends_of, ranks_and_model, sections
 from steadystep.policy import Budget, EarlyStopping, Limits
 from steadystep.precision import Fp32Islands
 from steadystep.schedule import Schedule
@@ -207,8 +207,8 @@ class _Ground:
         training, ranks, at = self.config.training, self.ranks, self.measuring
         early = EarlyStopping(patience=training.patience if training.early_stopping else None)
         data = DataPosition(at.device)
-        if ranks.size > 1 and training.gradient_accumulation_steps == 1:
-            data.ends = Once(ranks, ranks.any_rank(lambda: data.at_last))
+        if ranks.size > 1:
+            data.ends = ends_of(ranks, data, training.gradient_accumulation_steps)
         loop = LoopState(self.model, self.optimizer, self.guard, data, device=at.device, ranks=ranks, finite=at.finite)
         checkpoints = components.checkpointing(self.config, self.folder, loop, ranks)
         return RunState(data, loop, early, checkpoints=checkpoints, ranks=ranks)

@@ -1,4 +1,4 @@
-"""A closure that can be run again later and still means the same batch; one that raises; loops without an optimizer.
+"""A closure that can be run again later and still means the same batch; one that fails; loops without an optimizer.
 
 `for x, y in loader: guard.step(lambda: loss_fn(model(x), y))` has a trap: the lambda looks `x` up when it runs, and by
 the end of an accumulation group `x` is another batch. So the names a closure reads, and those that functions of the
@@ -9,18 +9,23 @@ another loss.
 
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep._utils.rng import RngState
+from steadystep._utils.text import warn
 from steadystep.actions import Updater
 from steadystep.diagnosis import exception_in_step
 from steadystep.engine.learning_rate import LearningRate
-from steadystep.errors import MisuseError, SteadystepError
+from steadystep.errors import MisuseError, SteadystepError, TrainingHalted
+from steadystep.memory.retry import OutOfMemoryRetry, free_memory, is_out_of_memory, weighted_mean
+from steadystep.parallel import Ranks
 from steadystep.policy import Budget, Limits, Mode
 from steadystep.records import Action, Outcome, Plan
 
@@ -198,6 +203,69 @@ class ClosureErrors:
             plan = replace(plan, reason=diagnosis.cause)
             return Outcome(step=step, reading=math.nan, stepped=False, pending=True, plan=plan, diagnosis=diagnosis)
         return self.updater.drop(step, diagnosis, plan=plan)
+
+
+_NOTHING = nullcontext()
+
+
+@final
+class RankShortage:
+    """One of several ranks runs out of memory: all of them learn it with the step, and compute it again in parts.
+
+    The rank sends zeros for its gradients, so that nobody waits for it, and says so in the payload of the step: a
+    healthy step costs no further message. Parts before the last are not sent, so ranks may make different numbers of
+    them.
+    """
+
+    def __init__(self, memory: OutOfMemoryRetry, ranks: Ranks, device: torch.device) -> None:
+        self._memory, self._ranks, self._device = memory, ranks, device
+        self._text: str | None = None
+        """What the error said, where memory ran out in the update at hand."""
+        self.seen = ranks.any_rank(lambda: self._text is not None)
+        """Whether one rank ran out, as of the last agreement."""
+
+    @classmethod
+    def of(cls, memory: OutOfMemoryRetry | None, ranks: Ranks, device: torch.device) -> "RankShortage | None":
+        """For several ranks that may split."""
+        return None if memory is None or ranks.stand_in is None else cls(memory, ranks, device)
+
+    def attempt(self, run: Callable[[Any, float], Tensor], batch: Any, *, unreduced: bool) -> Tensor:
+        """Forward and backward of one micro-batch in parts that fit: its loss, or zero where none did."""
+        ranks, stand_in, done = self._ranks, self._ranks.stand_in, []
+        assert stand_in is not None
+        parts = self._memory.parts_of(batch)
+        try:
+            for part in parts:
+                alone = unreduced or part is not parts[-1]
+                with ranks.unreduced() if alone else _NOTHING, stand_in.watching():
+                    done.append((run(part.batch, part.weight).detach(), part.weight))
+            if self._memory.size is not None:
+                self._memory.fitted(batch)
+            return weighted_mean(done)
+        except (RuntimeError, MemoryError) as error:
+            if not (is_out_of_memory(error) and stand_in.is_possible):
+                raise
+            self._text = str(error).partition("\n")[0]
+        done.clear()  # out here, where the error and what its frames held are gone
+        free_memory()
+        stand_in.complete(reduced=not unreduced)
+        return torch.zeros((), device=self._device)
+
+    def split(self, batches: Sequence[Any], *, step: int) -> None:
+        """Halve the parts of these batches on all ranks; raise on all where the one that ran out cannot."""
+        text, self._text = self._text, None
+        told = [(rank, said) for rank, said in enumerate(self._ranks.texts(text or "")) if said]
+        where = "; ".join(f"rank {rank}: {said}" for rank, said in told)
+        halved = self._memory.halve(batches)
+        if not self._ranks.all(bool(halved) or text is None):
+            raise TrainingHalted(
+                step=step,
+                what=f"out of memory on {where}; and the batch there cannot be split further",
+                did=f"halved the micro-batch {self._memory.retries} times; the gradients of this batch are discarded",
+                try_next="step(closure, batch=...), which can be split; steadystep.memory.checkpoint_blocks(model)",
+            )
+        if self._ranks.rank == 0:
+            warn(f"out of memory on {where}. On all ranks: {halved or 'the same batch again'}")
 
 
 BY_HAND_USAGE = (

@@ -231,16 +231,15 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
         size=size,
         device=device,
         retry=touches,
-        # why: when one rank runs out of memory the others wait inside their backward pass, and torchrun restarts them
-        memory=memory if ranks.size == 1 else None,
+        memory=memory,
         draws=Draws(device, by_modules=draws(model)) if repeats else None,
         ranks=ranks,
     )
     inputs, outputs = Inputs(), Outputs(model, gradients)
-    probes = _probes(model, optimizer, gradients, outputs)
+    probes = _probes(model, optimizer, gradients, outputs, alone=ranks.size == 1)
     weights = WeightNorms(gradients, infinite=finite.without_norm)
     peaks = StatePeaks(gradients, optimizer, finite.kept.tensors)
-    measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs))
+    measurer = Measurer(gradients, optimizer, buffers, probes, inputs, weights, peaks, Evidence(outputs, inputs))
     measurer.over_ranks = ranks.norms if ranks.size > 1 else None
     return Measuring(
         gradients=gradients,
@@ -256,9 +255,13 @@ def measuring_for(config: Config, model: nn.Module, optimizer: Optimizer, ranks:
     )
 
 
-def _probes(model: nn.Module, optimizer: Optimizer, gradients: Gradients, outputs: Outputs) -> UpdateProbes:
+def _probes(
+    model: nn.Module, optimizer: Optimizer, gradients: Gradients, outputs: Outputs, *, alone: bool
+) -> UpdateProbes:
     heard, attention, tables = Activations(model), AttentionLogits(model), RowNorms(model)
-    return UpdateProbes(gradients, optimizer, activations=heard, attention=attention, tables=tables, outputs=outputs)
+    probes = UpdateProbes(gradients, optimizer, activations=heard, attention=attention, tables=tables, outputs=outputs)
+    probes.listens = alone
+    return probes
 
 
 def checksums(config: Config, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> Checksums:

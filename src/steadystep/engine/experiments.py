@@ -11,6 +11,7 @@ from steadystep.config import Config
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import NOT_JUDGED
 from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.graph_evidence import CUT_OFF
 from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
 from steadystep.diagnosis.ranking import proven
 from steadystep.engine.arguments import examined
@@ -68,12 +69,12 @@ def told_together(facts: Facts, seen: tuple[Diagnosis, ...], done: Examination) 
     rates = sorted(facts.trace.lrs)
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
-    if done.causes[0].evidence.startswith(HAS_LEARNED):
+    judged = is_judged(facts) and not facts.measured.loop.turns
+    if done.causes[0].evidence.startswith(HAS_LEARNED) or not judged:
         seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
     if seen[0].cause == Cause.HEALTHY and any(facts.trace.first_norms):  # a policy that has nothing left to gain
         gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
         done = replace(done, causes=tuple(gained) or seen)
-    judged = is_judged(facts) and not facts.measured.loop.turns
     learned = has_learned(facts) and not hardly_learned(facts)
     tried = credible(seen[0], done.causes, learned=learned, judged=judged, known=judged and supervised(facts))
     return one_story(seen, tried, seen_as_is)
@@ -102,7 +103,7 @@ _REFUTED_BY_LEARNING = frozenset(
 _OF_STRUCTURE: frozenset[str] = frozenset(
     {
         *(Cause.ZERO_GRADIENT, Fault.WRONG_OPTIMIZER_PARAMS, Fault.SOFTMAX_AXIS, Fault.WRONG_LOSS),
-        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS, Cause.ENTROPY_COLLAPSE),
+        *(Fault.BATCH_DEPENDENCE, Fault.EVAL_MODE, Fault.FROZEN_PARAMETERS, Cause.ENTROPY_COLLAPSE, Fault.PRECISION),
     }
 )
 """Read off the program itself: they hold whatever the loss means."""
@@ -119,6 +120,14 @@ _WITHOUT_GRADIENT = frozenset(
     }
 )
 """Reasons for a gradient of zero."""
+_NO_NUMBERS = frozenset({Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT})
+_BREAKS = frozenset(
+    {
+        *(Cause.LEARNING_RATE_TOO_HIGH, Cause.UNSCALED_DATA, Cause.POOR_INITIALISATION, Cause.EXPLODING_GRADIENT),
+        *(Cause.NON_FINITE_INPUT, Cause.FORWARD_OVERFLOW, Cause.GRADIENT_UNDERFLOW, *_NO_NUMBERS),
+    }
+)
+"""Reasons for a loss that is no number."""
 _WEAK = frozenset({Fault.LABELS_SHUFFLED})
 """Concluded where nothing else explains that nothing is learned."""
 
@@ -171,7 +180,9 @@ def one_story(
     sure = {d.cause + d.fault for d in seen[:1] if (d.cause, d.fault) in proven or d.cause in _OF_THE_LOOP}
     if "(tried" in tried[0].advice:  # a repair that works says more than an effect that was seen
         sure -= {Cause.NO_LEARNING + Fault.OUTPUT_INDEPENDENT_OF_INPUT}
-    if tried[0].fault in _WITHOUT_GRADIENT:
+    if tried[0].cause not in _BREAKS:  # nothing else makes a loss that is no number
+        sure |= {d.cause + d.fault for d in seen[:1] if d.cause in _NO_NUMBERS}
+    if tried[0].fault in _WITHOUT_GRADIENT and not any(CUT_OFF in d.evidence for d in seen[:1]):
         sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}

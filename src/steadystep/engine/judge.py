@@ -11,26 +11,26 @@ from typing import Any, final
 
 from steadystep.detectors import Detector, has_what_it_needs, occasional
 from steadystep.detectors.vanishing_gradient import SuddenZero
-from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, explain, first_sign, needs_counterfactual, weigh
-from steadystep.diagnosis.counterfactual import GROWN, is_uncertain
-from steadystep.diagnosis.explain import advised
+from steadystep.diagnosis import RollbackTrial, RollbackTrialResult, first_sign, needs_counterfactual, weigh
+from steadystep.diagnosis.counterfactual import GROWN, OF_THE_LOSS, as_closing, is_cleared, is_uncertain
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import (
     USUAL,
     Ask,
+    BackwardCheck,
     Needs,
     State,
     Turns,
     Verdict,
     by_plan,
+    conclude,
     go_on,
     held_back,
     newest_finite,
     stand_out,
 )
-from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights, restorable
-from steadystep.policy.trusted_snapshots import TrustedSnapshot
+from steadystep.policy import Budget, Limits, Mode, has_broken_weights, restorable
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
 
 _GRAVE, _UNKNOWN = ("act", "critical"), Setup()
@@ -43,24 +43,6 @@ _TRIED = 3  # states, where updates are refused again and again: the newest may 
 def notice(detectors: Sequence[Detector], signals: Signals) -> tuple[Finding, ...]:
     """Show the signals to each detector and collect what they say."""
     return tuple([finding for detector in detectors for finding in detector.update(signals)])
-
-
-def conclude(
-    signals: Signals,
-    found: tuple[Finding, ...],
-    *,
-    budget: Budget,
-    limits: Limits,
-    states: Sequence[TrustedSnapshot],
-    mode: Mode = "autopilot",
-    ceiling: float | None = None,
-    setup: Setup = _UNKNOWN,
-) -> Verdict:
-    """Explain what was found and decide about it: for a step that is under way, or one in yesterday's log."""
-    diagnosis = explain(signals, found, setup)
-    budget.see(diagnosis)
-    plan = decide(signals, diagnosis, budget=budget, mode=mode, states=states, limits=limits, ceiling=ceiling)
-    return Verdict(signals, advised(diagnosis, signals, plan, setup), plan)
 
 
 @final
@@ -78,6 +60,7 @@ class Judge:
     trial: RollbackTrial = field(default_factory=RollbackTrial)
     turns: Turns = field(default_factory=Turns)
     policy_trial: PolicyTrial = field(default_factory=PolicyTrial)
+    backward: BackwardCheck = field(default_factory=BackwardCheck)
     beginnings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name, what detectors that measure a run by its past know before the first step."""
     edition: int = field(default=0, init=False)
@@ -106,18 +89,29 @@ class Judge:
         """
         if Turns.last is not self.turns.mark or self.turns.count:
             self.turns.take()
+        if self.backward.factor != 1.0:
+            return go_on(self._divided(signals, updates, ceiling, careful=careful, clipped=clipped))
         asked = self.detectors
         if signals.probe is None:  # those that have something to look at: each that is called costs two microseconds
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
-        doubtful = self.sudden_zero.update(signals)
+        doubtful = self.sudden_zero.update(signals) or signals.step >= self.backward.due
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
             found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
         if not found and not doubtful and self.trial.finding is None and signals.step < self.policy_trial.due:
             return Verdict(signals)
         rest = self._deliberate(signals, found, updates, ceiling, careful=careful, clipped=clipped, doubtful=doubtful)
         return go_on(rest)
+
+    def _divided(
+        self, signals: Signals, updates: int, ceiling: float | None, *, careful: bool, clipped: bool
+    ) -> Generator[Ask, Any, Verdict]:
+        """All gradients are too large by one factor: judge them without it."""
+        shown = yield from self.backward.check(signals)
+        found = notice(self.detectors if signals.probe is not None else self._roll(occasional(signals)), shown)
+        rest = self._deliberate(shown, found, updates, ceiling, careful=careful, clipped=clipped, doubtful=False)
+        return self.backward.divided(signals, (yield from rest))
 
     def start_again(self, edition: int) -> None:
         """The loop has put other weights in: their past is another one."""
@@ -143,11 +137,14 @@ class Judge:
     ) -> Generator[Ask, Any, Verdict]:
         if clipped:
             found = yield from held_back(found)
+        found = (*self.backward.pending(signals.step), *found)
         signals, found = yield from self._with_weights(signals, found, doubtful=doubtful)
         damaged = has_broken_weights(found) or any(f.detector == DetectorName.DAMAGED_STATE for f in found)
         # with damaged weights also those that hold these very updates: it was none of them
         states, lr_mult = yield Ask("finite-states" if damaged else "states")
         states = states if damaged else [state for state in states if state.updates < updates]
+        if self.limits.replays and not careful:
+            found = yield from self.backward.explain(signals, found, states)
         if needs_counterfactual(signals, found):
             signals, found = yield from self._tried(signals, found, states, lr_mult)
         else:
@@ -156,16 +153,11 @@ class Judge:
         signals, found = yield from self.policy_trial.play(signals, found, states, mode)
         if not found:
             return Verdict(signals)
+        setup, limits = replace(self.setup, clips=clipped or self.setup.clips), self.policy_trial.limited(self.limits)
         verdict = conclude(
-            signals,
-            found,
-            budget=self.budget,
-            limits=self.policy_trial.limited(self.limits),
-            states=states,
-            mode="careful" if careful and self.mode == "autopilot" else self.mode,
-            ceiling=ceiling,
-            setup=replace(self.setup, clips=True) if clipped else self.setup,
+            signals, found, budget=self.budget, limits=limits, states=states, mode=mode, ceiling=ceiling, setup=setup
         )
+        verdict = yield from self.backward.wait(signals, verdict, states)
         self._learn_again((DetectorName.LOST_MOMENTS,) if Action.RESTORE_MOMENTS in verdict.plan.actions else ())
         if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:
             self.trial.close(signals.step)  # what was compared with are other weights from now on
@@ -233,6 +225,8 @@ class Judge:
                 return signals, rest + lasting
             suspect = replace(suspect, severity="act")
         told = replace(suspect, severity=(yield from self._severity(result, state, suspect)))
+        if told.severity != "act" and self._may_replay(signals, suspect) and (yield Ask("repeats", states=[state])):
+            told, signals = replace(told, severity="act"), as_closing(signals)
         return signals, (*rest, trial.once(told))
 
     def _begin(self, suspected: Finding, known: list[State]) -> Generator[Ask, Any, None]:
@@ -276,6 +270,12 @@ class Judge:
             return "info"
         pays = repeats or suspected.detector == DetectorName.NOT_HEALING
         return "act" if confirmed and suspected.severity == "act" and pays and not worse_than_best else "warn"
+
+    def _may_replay(self, signals: Signals, suspected: Finding) -> bool:
+        """A replay costs nothing but time, and shows whether something went wrong outside of closures and batches."""
+        asks = self.limits.replays and not self.turns.are_taken and suspected.detector in OF_THE_LOSS
+        asks = asks and self.budget.last_target(signals.step) is None and not is_cleared(signals)
+        return asks and self.trial.may_replay(signals.step)
 
     def _untried(self, finding: Finding) -> Finding:
         """What a curve alone says is a warning at most, and a note in a run that is too young to know its own ways.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from steadystep._utils.rng import RngState
+from steadystep._utils.rng import RngState, random_numbers_kept
 from steadystep._utils.tensors import layout_of, local_part
 from steadystep._utils.text import warn
 from steadystep.clip.global_norm import multiply_
-from steadystep.engine.closures import BatchClosure, Closure, RepeatableClosure
+from steadystep.engine.closures import BatchClosure, Closure, RankShortage, RepeatableClosure
 from steadystep.engine.microbatch_group import Draws, Group, MicroBatch, OnlyTheLoss, called, checked_loss, refuse_loss
 from steadystep.engine.reruns import GroupReruns
 from steadystep.errors import MisuseError
@@ -24,8 +24,6 @@ from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 
 _TWICE = "backward through the graph a second time"  # as torch says it
-
-
 _NOTHING = nullcontext()
 
 
@@ -56,15 +54,16 @@ class MicroBatchRunner:
         self._optimizer, self._precision, self._buffers, self._trained = optimizer, precision, buffers, trained
         self.reruns = GroupReruns(self, device, self._ranks)
         self._only_loss = OnlyTheLoss(optimizer, trained, backward=self._ranks.stages is not None)
-        self._device, self._memory, self._draws = device, memory, draws
+        self._device, self._draws = device, draws
+        several = memory is not None and self._ranks.stand_in is not None
+        self._memory, self._shortage = None if several else memory, RankShortage.of(memory, self._ranks, device)
         # A group of one has nothing to leave out, so nothing is kept for it.
         self._keep_recipes = retry and size > 1
         self._state: Literal["idle", "collecting", "collected"] = "idle"
-        self.busy = False
+        self.busy = self._warned = False
         """Inside a call of the guard."""
         self._unreduced = False
         """The gradients of this rank have not been averaged with those of the others."""
-        self._warned = False
         self.at_hand: tuple[Closure, Any] | None = None
         """The closure and batch of the last micro-batch, where it can be run again."""
         self._batch: Any = None
@@ -224,6 +223,10 @@ class MicroBatchRunner:
         """
         memory = self._memory
         self._unreduced = self._ranks.adds_up and len(after) + 1 < self.group.shared_by
+        if (shortage := self._shortage) is not None:
+            return shortage.attempt(
+                lambda part, share: self._pass(work, part, weight * share), batch, unreduced=self._unreduced
+            )
         if memory is None or memory.size is None or batch is None:
             try:
                 with self._ranks.unreduced() if self._unreduced else _NOTHING:
@@ -251,6 +254,21 @@ class MicroBatchRunner:
             loss = checked_loss(called(work, batch))
         self._backward(loss, weight)
         return loss
+
+    def in_parts(self, kept: Sequence[int], *, step: int) -> bool:
+        """Compute these micro-batches again, on all ranks, where one of them ran out of memory; else return False."""
+        shortage = self._shortage
+        if shortage is None or not shortage.seen():
+            return False
+        works = self.passes()
+        shortage.split([self.group.members[i].batch for i in kept] if works else [None], step=step)
+        with random_numbers_kept(self._device):
+            self.drop_traces()
+            for number, i in enumerate(kept):
+                member, (closure, batch) = self.group.members[i], works[i].recipe.again()
+                loss = self.run(closure, batch, member.weight, member.recipe, after=kept[:number])
+                member.loss = loss.detach().reshape(())
+        return True
 
     def drop_traces(self) -> None:
         """Clear the gradients and put the buffers back: no pass of this group has left anything."""

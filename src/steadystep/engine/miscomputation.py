@@ -1,4 +1,4 @@
-"""Computes a sampled step twice and compares loss, gradients and buffers, bit for bit.
+"""Computes a sampled step twice, or one that stands out, and compares loss, gradients and buffers, bit for bit.
 
 What is stored is compared by `signals/checksums.py`; this finds what went wrong while it was computed. A difference is
 computed a third time: of two results that agree one is used, and the fault was transient. Where no two agree, or where
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from steadystep._utils.modules import ModuleState
-from steadystep._utils.rng import RngState, generator_back, random_numbers_kept
+from steadystep._utils.rng import GENERATORS, RngState, generator_back, random_numbers_kept
 from steadystep._utils.tensors import is_writable
 from steadystep._utils.text import plain_name, warn
 from steadystep.config import Config
@@ -31,6 +31,7 @@ from steadystep.errors import UnsupportedError
 from steadystep.parallel import Ranks
 from steadystep.records import Action, BitFlip, Miscomputation, Plan
 from steadystep.signals.gradients import GradientView, StepResult, add_bits
+from steadystep.signals.probes import Standouts
 
 if TYPE_CHECKING:
     from steadystep.engine.components import Measuring
@@ -41,13 +42,14 @@ _AGAIN, _WITHIN = 3, 100  # that many differences in that many checks are no acc
 _ROUNDING = 1e-3  # of the gradient norm: more is not the order of a sum
 _MARGIN = 4.0  # times the largest difference by rounding so far
 _NAMED = 8  # tensors in a record
+_LOOKED_FOR = 64  # steps: modules and their generators, where a step is not due to be checked
 _LEAST = 1e-5  # of the gradient norm: the least bound that is learned from a few differences
 _ROOM = 1000  # bytes of what a rank can tell the others
 
 
 @final
 class Recomputation:
-    """Checks every `every`-th step; 0 for none. `note` each micro-batch of such a step, then `check`."""
+    """Checks every `every`-th step and those that stand out; 0 for none. `note` each micro-batch, then `measured`."""
 
     def __init__(self, config: Config, model: nn.Module, measuring: "Measuring", ranks: Ranks) -> None:
         self.every = config.monitoring.recompute_every
@@ -55,35 +57,62 @@ class Recomputation:
             raise UnsupportedError(
                 "monitoring.recompute_every is not supported for sharded parameters (FSDP2): remove it"
             )
-        self.ready = False
-        """The step at hand can be computed again."""
+        self._due = self._noted = False
+        """The step at hand is to be computed again; it can be."""
         self._model, self._ranks, self._touches = model, ranks, config.mode != "observe"
         self._gradients, self._runner, self._device = measuring.gradients, measuring.runner, measuring.device
+        self._modules, self._own = list[nn.Module](), list[Any]()  # the generators that they hold
+        self._finished = False  # the first result was averaged and weighted already: so are the others
         self._works: list[tuple[RepeatableClosure, list[Callable[[], Any]]]] = []
         self._start: ModuleState | None = None
         self._sums: list[list[Tensor]] = []
         self._hooks: list[RemovableHandle] = []
         self._checks = self._clean = 0
+        # why not on ranks: to name one, hooks add up the bits of each gradient; with a scaler a result is unscaled once
+        alone = self.every and ranks.size == 1 and config.training.mixed_precision != "fp16"
+        self._standouts = Standouts(self.every) if alone else None
         self._differed: list[int] = []
         self.flips = AgreedFlips(ranks)
         self._bounds: list[float] | None = None
         """By how much each gradient may differ, as a share of the norm of all; None where none may by one bit."""
 
-    def note(self, work: Closure | Tensor, batch: Any) -> None:
-        """Before each micro-batch of a step that is to be checked."""
+    def note(self, work: Closure | Tensor, batch: Any, step: int) -> None:
+        """Before each micro-batch of a step that may be checked."""
+        self._due = step > 0 and step % self.every == 0
+        if not self._due and self._standouts is None:
+            return
         if isinstance(work, Tensor):
             self._switch_off("has no effect on losses given as tensors: pass a closure, guard.step(lambda: ...)")
             return
         if not self._runner.group.members:
-            self._works, self._start, self.ready = [], ModuleState(self._model), True
+            if self._due or not self._modules or step % _LOOKED_FOR == 0:
+                self._modules = list(self._model.modules())
+                own = (value for module in self._modules for value in vars(module).values())
+                self._own = [value for value in own if isinstance(value, GENERATORS)]
+            self._works, self._start, self._noted = [], ModuleState(self._modules), True
             self._listen()
         recipe = RepeatableClosure(work, batch, RngState(self._device, python=True, numpy=True))
-        own = (value for module in self._model.modules() for value in vars(module).values())
-        self._works.append((recipe, [back for each in (*recipe.values(), *own) if (back := generator_back(each))]))
+        back = (generator_back(each) for each in (*recipe.values(), *self._own))
+        self._works.append((recipe, [each for each in back if each]))
 
-    def check(self) -> tuple[Miscomputation, ...]:
+    def measured(self, measure: Callable[..., GradientView]) -> GradientView:
+        """The gradients at hand, computed again before they are measured if that is due, or after if they stand out."""
+        wrong = self._check() if self._noted and self._due else ()
+        view = measure()
+        if self._standouts is not None:
+            # why not after a flip: the weights that the gradients were computed with are no longer there
+            if self._noted and not view.signals.bit_flips and self._standouts.call(view.signals):
+                wrong = self._check(finished=True)
+                view = measure(finished=True) if wrong else view
+            self._standouts.learn(view.signals)
+        for hook in self._hooks:
+            hook.remove()
+        self._works, self._start, self._hooks, self._sums, self._noted = [], None, [], [], False
+        return replace(view, signals=replace(view.signals, miscomputations=wrong)) if wrong else view
+
+    def _check(self, *, finished: bool = False) -> tuple[Miscomputation, ...]:
         """Compute the step at hand again and compare. The gradients in place afterwards are those to be used."""
-        members, self.ready = self._runner.group.members, False
+        members, self._noted, self._finished = self._runner.group.members, False, finished
         whole = len(self._works) == len(members) and not self._runner.group.stale
         others = [(p, p.grad) for p in self._parameters()[len(self._gradients.parameters) :]]
         try:
@@ -96,9 +125,6 @@ class Recomputation:
         finally:
             for parameter, grad in others:
                 parameter.grad = grad
-            for hook in self._hooks:
-                hook.remove()
-            self._works, self._start, self._hooks, self._sums = [], None, [], []
 
     def ended(self, verdict: Verdict) -> Verdict:
         """No update, and the end, where the machine cannot be trusted."""
@@ -113,7 +139,7 @@ class Recomputation:
             results.append(self._again())
             if self._agree(*results):
                 self._clean += 1
-                if self._bounds is not None:
+                if self._bounds is not None or self._finished:  # what was measured is then still in place
                     self._use(first)
                 return ()
             results.append(self._again())
@@ -171,6 +197,8 @@ class Recomputation:
             weight = self._runner.group.members[number].weight
             loss = self._runner.run(closure, batch, weight, None, after=range(number))
             losses.append(loss.detach().reshape(()))
+        if self._finished:
+            self._runner.finish(range(len(losses)))
         return self._result(losses)
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -232,7 +260,7 @@ class Recomputation:
         return tuple(Miscomputation(**one | {"tensors": tuple(one["tensors"])}, **more) for one in told)
 
     def _switch_off(self, why: str) -> None:
-        every, self.every, self.ready = self.every, 0, False
+        every, self.every, self._noted = self.every, 0, False
         if self._ranks.rank == 0:
             warn(f"monitoring.recompute_every: {every} {why}")
 

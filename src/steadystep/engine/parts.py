@@ -260,6 +260,11 @@ class Parts:
             self.counterfactuals.rollouts.controls = self.updater.controls = thing
             self.judge.policy_trial.controls = thing
 
+    def begin_step(self) -> None:
+        """A loop's own step begins: what an earlier one left open, or a pass without a backward, is over."""
+        self.around.abandon()
+        self.probes.drop_pass()
+
     def examine(self, *given: Any) -> "Examination":
         """See `examine_guarded`."""
         from steadystep.engine.experiments import examine_guarded  # why here: experiments are rare
@@ -278,6 +283,7 @@ class Parts:
     def close(self) -> None:
         """Let go of files, hooks and memory."""
         self.islands.remove()
+        self.probes.drop_pass()
         self.edits.remove()
         self.checksums.forget()
         self.recovery.forget()

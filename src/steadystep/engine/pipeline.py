@@ -10,7 +10,9 @@ that the forward pass writes by itself, and those are put back when the step is 
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -39,6 +41,7 @@ class Pipeline:
         self.progress = parts.progress
         self.metrics: dict[str, float | Tensor] = {}
         """Given for the step at hand."""
+        self.staged: list[Future[Any]] = []  # copies of the weights that are being taken elsewhere
         self._inspected: tuple[GradientView, Verdict] | None = None
         self._runner, self._group = parts.runner, parts.runner.group
         self._measurer, self._probes = parts.measurer, parts.probes
@@ -56,9 +59,9 @@ class Pipeline:
             return self._collect(work, batch, weight, metrics)
         except Exception as error:
             outcome = self.parts.closure_errors.outcome(error, step=self.progress.attempts)
-            if outcome is None:
-                raise
-            return self.record(outcome)
+            if outcome is not None:
+                return self.record(outcome)
+            raise
 
     def _collect(self, work: Closure | Tensor, batch: Any, weight: float | None, metrics: Metrics) -> Outcome:
         progress = self.progress
@@ -70,8 +73,8 @@ class Pipeline:
                 if self._recovery.due is not None:
                     self._recovery.begin(step=progress.attempts, updates=progress.updates)
             step, every = progress.attempts, self._probes.every
-            if self._twice.every and step and not step % self._twice.every:
-                self._twice.note(work, batch)
+            if self._twice.every:
+                self._twice.note(work, batch, step)
             if (step < every or step % every == 0) and self._probes.due(step):
                 with self._probes.watching(batch, step):
                     member = self._runner.add(work, batch=batch, weight=weight)
@@ -84,42 +87,40 @@ class Pipeline:
     def step(self) -> Outcome:
         """Decide about the group at hand, and do it."""
         progress = self.progress
+        if self.staged:  # why so early: weights are also exchanged for a moment to judge a step
+            self.staged = list(wait(self.staged).not_done)
         if self._lr.scheduled:
             self._lr.place(progress.updates)
         if self._group.stale and not self._runner.reruns.refresh():
             given = any(member.batch is not None for member in self._group.members)
             return self.record(self._updater.drop(progress.attempts, not_repeatable(given=given)))
-        wrong = self._twice.check() if self._twice.ready else ()
-        view = self.measure(range(len(self._group.members)))
-        if wrong:
-            view = replace(view, signals=replace(view.signals, miscomputations=wrong))
+        measure = partial(self.measure, range(len(self._group.members)))
+        view = self._twice.measured(measure) if self._twice.every else measure()
         self._history.loop.renewed += self._runner.began_clear
         if view.signals.bit_flips:
             view = self._recomputed(view)
         if self._samples is not None and self._samples.due(view.signals.step):
-            values = self._samples.take(view.names, view.grads)
-            self._log.sampled(GradientSample(step=view.signals.step, values=values))
+            taken = self._samples.take(view.names, view.grads)
+            self._log.sampled(GradientSample(step=view.signals.step, values=taken))
         verdict = self.judge(view)
-        return self.record(self.apply(view, self._twice.ended(verdict) if wrong else verdict))
+        return self.record(self.apply(view, self._twice.ended(verdict) if verdict.signals.miscomputations else verdict))
 
-    def measure(self, kept: Sequence[int]) -> GradientView:
-        """The gradients of these micro-batches of the group, as all ranks see them."""
-        self._runner.finish(kept)
-        members = self._group.members
-        members = members if len(kept) == len(members) else [members[i] for i in kept]
-        losses, weights = [], []
-        for member in members:
-            losses.append(member.loss)
-            weights.append(member.weight)
-        batches = [member.batch for member in members if member.batch is not None]
-        return self.measure_losses(
+    def measure(self, kept: Sequence[int], *, finished: bool = False) -> GradientView:
+        """The gradients of these micro-batches of the group, as all ranks see them; `finished` if they are means."""
+        if not finished:
+            self._runner.finish(kept)
+        members = [self._group.members[i] for i in kept]
+        losses, weights = [member.loss for member in members], [member.weight for member in members]
+        view = self.measure_losses(
             losses,
             weights,
             scale=self.parts.precision.scale(losses[0].device) if self.parts.precision.scales else None,
             metrics=self.metrics,
-            batches=batches,
+            batches=[member.batch for member in members if member.batch is not None],
             repeatable=self._group.repeatable,
         )
+        again = self._ranks.size > 1 and self._runner.in_parts(kept, step=self.progress.attempts)
+        return self.measure(kept) if again else view
 
     def measure_losses(
         self,
@@ -244,8 +245,10 @@ class Pipeline:
             self._log.volunteered(outcome.step, believed)
         if Action.STOP in outcome.plan.actions and not outcome.stepped:
             raise self._budget.halt(outcome)
-        if self._runner.given_losses and not self._data.open:  # the next forward pass is over before we are called
-            self.between()
+        if self._runner.given_losses:  # the next forward pass is over before we are called
+            self._probes.expect(progress.attempts)
+            if not self._data.open:
+                self.between()
         return outcome
 
     def inspect(self, loss: Tensor) -> Plan:
@@ -290,10 +293,7 @@ class Pipeline:
     def close(self, *, save: bool) -> None:
         """Save the last state, write the last lines, and let go of files, hooks and memory."""
         if dropped := self._runner.reset():
-            warn(
-                f"the guard was closed with {dropped} micro-batches of an incomplete group, which are dropped: "
-                "call flush() first to use them"
-            )
+            warn(f"closed with {dropped} micro-batches of an incomplete group, which are dropped: call flush() first")
         try:
             self._run_state.close(self.progress.attempts, self.progress.updates, save=save and not dropped)
         finally:  # it passes a signal on that came during the last step

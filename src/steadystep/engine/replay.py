@@ -15,12 +15,14 @@ import math
 import random
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
 
+from steadystep._utils.numbers import common_factor
 from steadystep._utils.rng import random_numbers_kept
+from steadystep._utils.tensors import layout_of, measure
 from steadystep.actions import Updater
 from steadystep.detectors import Detector, sees_every_step
 from steadystep.engine.microbatches import MicroBatchRunner
@@ -33,11 +35,14 @@ from steadystep.snapshots.buffers import Buffers
 from steadystep.snapshots.recovery import Recovery
 from steadystep.snapshots.replay_buffer import RecordedUpdate
 
+if TYPE_CHECKING:
+    from steadystep.engine.reruns import BatchReruns
+
 _SAME_ON_HOST, _SAME_ON_DEVICE = 1e-5, 1e-4
 _FOR_NORMS = 100.0  # times: backward adds up more than forward does
 _REPEATED = 3  # updates that must go exactly as they went: if not, something else than the damage does not repeat
-_NO_WORSE_LOSS, _NO_WORSE_NORM = 0.02, 2.0  # above what it was, times what it was
-_WIDE = 4.0
+_NO_WORSE_LOSS, _NO_WORSE_NORM, _WIDE = 0.02, 2.0, 4.0  # above what it was, and twice times what it was
+_REPEATS = 1e-3  # of a loss: the same batch under the same weights, at any precision
 _FEWEST_UNUSUAL = 3  # batches: one or two outliers are in every run
 
 MeasureGroup = Callable[[Sequence[int]], GradientView]
@@ -222,7 +227,7 @@ def _identical(now: Signals, then: Signals) -> bool:
 @final
 @dataclass(slots=True)
 class Rollouts:
-    """Plays the policy under the current weights and under those of earlier states; nothing stays changed by it."""
+    """Plays a policy, or runs backward, under current weights and those of earlier states; nothing stays changed."""
 
     recovery: Recovery
     buffers: Buffers
@@ -251,6 +256,41 @@ class Rollouts:
         except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
             return None
         return played if all(math.isfinite(score) for scores in played for score in scores) else None
+
+    def gradient_factor(self, reruns: "BatchReruns", states: Sequence[Any], *, since: int) -> float | None:
+        """What backward gives for the first batch after a state, under it, over what it gave: see `Ask`."""
+        if not self.alone or reruns.precision.scales:
+            return None
+        for state in states or reversed(self.recovery.states):
+            missed = self.recovery.missed(state.updates)
+            if missed and len(missed[0].micro_batches) == 1:
+                first, then = missed[0], missed[0].signals
+                held = then.grad_norm / first.norm if first.norm and 0 < since <= then.step else 1.0
+                now = self._norms(first.micro_batches[0].recipe, reruns, state, loss=then.loss)
+                return None if now is None else common_factor(now, [norm / held for norm in then.norms])
+        return None
+
+    def _norms(self, recipe: Any, reruns: "BatchReruns", state: Any, *, loss: float) -> list[float] | None:
+        """Of the gradients of a remembered batch; None where even its loss is another one."""
+        parameters = reruns.trained.parameters
+        grads = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            with self.buffers.untouched(), random_numbers_kept(self.device), self.recovery.weights_of(state):
+                self.buffers.put_back()
+                closure, batch = recipe.again()
+                with reruns.precision.autocast():
+                    found = closure() if batch is None else closure(batch)
+                found.backward()
+            fresh = [p.grad for p in parameters if p.grad is not None]
+            values = [float(found.detach()), *map(float, measure(fresh, layout_of(fresh)))]  # sync: only in trouble
+        except Exception:  # the user's code, run at a time they did not expect: whatever it raises means "cannot be"
+            return None
+        finally:
+            for p, grad in zip(parameters, grads, strict=True):
+                p.grad = grad
+        return values[1:] if math.isclose(values[0], loss, rel_tol=_REPEATS, abs_tol=1e-9) else None
 
     def _play(self, evaluate: Any, seed: int) -> float:
         with torch.no_grad(), self.buffers.untouched(), random_numbers_kept(self.device):

@@ -61,9 +61,10 @@ class Counterfactuals:
             return self._at_hand(states, backward=ask.backward)
         if ask.what in ("scores", "pin"):
             return self.rollouts.answer(ask)
+        if ask.what == "gradients":
+            return self.rollouts.gradient_factor(self.reruns, states, since=ask.count)
         if ask.what == "remembered-losses":
             return self._remembered(states[0], ask.count)
-        assert ask.what == "repeats", ask
         return self._repeats(states[0])
 
     def _at_hand(self, states: Sequence[Snapshot], *, backward: bool) -> list[float] | None:
@@ -288,10 +289,9 @@ class GroupReruns:
 
     def _losses(self) -> list[float]:
         """Of this rank's own micro-batches."""
-        losses: list[float] = torch.stack(
-            [m.loss for m in self._runner.group.members]
-        ).tolist()  # sync: only after trouble
-        return losses
+        losses = torch.stack([m.loss for m in self._runner.group.members])
+        found: list[float] = losses.tolist()  # sync: only after trouble
+        return found
 
 
 def _same(value: float, expected: float, tolerance: float) -> bool:

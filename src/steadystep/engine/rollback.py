@@ -15,7 +15,7 @@ from steadystep.checkpoints.checkpoint import Checkpoint
 from steadystep.checkpoints.checkpointing import Checkpointing
 from steadystep.checkpoints.loop_state import LoopState
 from steadystep.diagnosis.causes import Cause
-from steadystep.diagnosis.explain import advised
+from steadystep.diagnosis.explain import advised, as_warning, of_data
 from steadystep.diagnosis.facts import Setup
 from steadystep.engine.learning_rate import LearningRate
 from steadystep.engine.replay import MeasureGroup, Replayed, Replayer
@@ -77,6 +77,8 @@ class Rollback:
         if plan.to is None:
             return self._from_checkpoint(plan, view, diagnosis)
         present = self._present(view) if plan.until is not None and measure is not None else ()
+        if plan.or_nothing and not (present and self._keeps_present(plan.to, view)):
+            return self.updater.take(Plan(), view, diagnosis)
         self.updater.drop_gradients(overflow=False)
         view.grads.clear()
         schedules, options = self.recovery.schedules(), self.learning_rate.options()
@@ -84,21 +86,19 @@ class Rollback:
         old_options = self.learning_rate.options()
         self.updater.runner.close()
         self.probing.cancel()
-        replayed = Replayed([], healed=False, exact=False)
+        replayed, jumped = Replayed([], healed=False, exact=False), False
         missed: tuple[RecordedUpdate, ...] = ()
-        jumped = False
         if plan.until is not None and measure is not None:
-            missed = self.recovery.missed(restored)
-            missed = missed if all(len(done.options) == len(options) for done in missed) else ()  # a group was added
+            missed = self._missed(restored, len(options))
             try:
                 replayed, jumped = self._replay_updates(plan, missed, present, view, diagnosis, measure)
             except BaseException:
-                self._restore_again(plan.to)
-                self.recovery.replayed(restored, ())
-                self.progress.updates = restored
+                self._give_up(plan.to, restored)
                 raise
+        if plan.or_nothing and measure and not (replayed.healed and len(replayed.updates) > len(missed) > 0):
+            return self._as_before(present, view, diagnosis, measure)
         if replayed.quarantined:
-            diagnosis = _of_data(diagnosis, len(replayed.quarantined))
+            diagnosis = of_data(diagnosis, len(replayed.quarantined))
         made, quarantined = replayed.updates, quarantine(replayed.quarantined, diagnosis.cause)
         whole = 0 < len(missed) <= len(made) + len(replayed.quarantined)
         if whole:  # why: schedule and options are those of the last of these updates
@@ -148,6 +148,23 @@ class Rollback:
         plan = replace(plan, to=found.step)
         self.updater.prepare(plan)
         return self._restored(plan, view, diagnosis, updates=found.updates)
+
+    def _keeps_present(self, to: int, view: GradientView) -> bool:
+        """Remember the state before this step, beside that of `to`."""
+        with self.buffers.untouched():
+            self.buffers.put_back()
+            step, lr = view.signals.step - 1, view.signals.lr * self.recovery.lr_mult
+            return self.recovery.keep_present(step=step, updates=self.progress.updates, lr=lr, to=to)
+
+    def _as_before(
+        self, present: Sequence[RecordedUpdate], view: GradientView, diagnosis: Diagnosis, measure: MeasureGroup
+    ) -> Outcome:
+        """Undo the rollback and make the update at hand: replaying has led to nothing better."""
+        self.updater.undo()
+        self.recovery.come_back(view.signals.step - 1)
+        made = self.replayer.replay(present, measure, first_sign=view.signals.step, outside=True).updates
+        mult, told = self.learning_rate.ceiling.multiplier(view.signals.lr), as_warning(diagnosis)
+        return Outcome.of(Plan(), view.signals, told, stepped=bool(made), lr_mult=mult)
 
     def _present(self, view: GradientView) -> tuple[RecordedUpdate, ...]:
         """The update at hand, to be made after those before it."""
@@ -202,6 +219,15 @@ class Rollback:
         more, unusual = self.replayer.sort_out(rest, made.updates, measure, known=_repetitions(diagnosis))
         return replace(made, updates=[*made.updates, *more], quarantined=tuple(unusual))
 
+    def _missed(self, restored: int, groups: int) -> tuple[RecordedUpdate, ...]:
+        missed = self.recovery.missed(restored)
+        return missed if all(len(done.options) == groups for done in missed) else ()  # a group was added
+
+    def _give_up(self, step: int, restored: int) -> None:
+        self._restore_again(step)
+        self.recovery.replayed(restored, ())
+        self.progress.updates = restored
+
     def _restore_again(self, step: int) -> None:
         self.updater.undo()
         self.recovery.roll_back(step, replay=self.replay)
@@ -220,13 +246,6 @@ def _repetitions(diagnosis: Diagnosis) -> range:
     """Steps whose batch was that of the step before."""
     found = next((f for f in diagnosis.findings if f.detector == DetectorName.SAME_BATCH and f.severity == "act"), None)
     return range(0) if found is None or found.since is None else range(found.since + 1, found.since + int(found.value))
-
-
-def _of_data(diagnosis: Diagnosis, count: int) -> Diagnosis:
-    """It was the batches, whatever the curve looked like."""
-    cause = diagnosis.cause if diagnosis.cause == Cause.REPEATED_BATCH else Cause.BAD_BATCH
-    what = f"{count} batches are unusual for the restored weights: their updates were undone, the others replayed"
-    return replace(diagnosis, cause=Cause(cause).value, evidence=f"{diagnosis.evidence}; {what}")
 
 
 def quarantine(left_out: Sequence[RecordedUpdate], cause: str) -> tuple[Quarantined, ...]:

@@ -294,5 +294,6 @@ def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Co
     again: Scores | None = yield Ask("scores", states=[best], count=signals.step + _APART)
     if again is None or not earns_more(again[1], again[0]):
         return None
-    losses = {"old_loss": -fmean(again[1]), "current_loss": -fmean(again[0])}
-    return Counterfactual(step=best.step, lr=best.lr, batches=len(again[0]), rollouts=True, **losses)
+    old, now = -fmean(again[1]), -fmean(again[0])
+    tried = Counterfactual(step=best.step, old_loss=old, current_loss=now, lr=best.lr, batches=len(again[0]))
+    return replace(tried, rollouts=True)

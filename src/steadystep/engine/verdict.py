@@ -6,13 +6,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final
 
+from steadystep.diagnosis.explain import advised, explain
+from steadystep.diagnosis.facts import Setup
+from steadystep.policy import Budget, Limits, Mode, decide, has_broken_weights
 from steadystep.policy.trusted_snapshots import TrustedSnapshot
-from steadystep.records import Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
+from steadystep.records import Action, Counterfactual, DetectorName, Diagnosis, Finding, Plan, Signals
 
 _PLANNED = 1.1  # times the learning rate of a state: with that much more by plan, the loss is meant to be higher
 USUAL = 20
 """Batches before a repetition that it is compared with."""
 _UNUSUAL = 2.0  # times the mean of their losses
+_UNKNOWN = Setup()
 _NOTHING_FOUND, _PROCEED = Diagnosis(), Plan()  # what nearly every step comes to; made once
 
 
@@ -41,8 +45,35 @@ class Verdict:
     plan: Plan = _PROCEED
 
 
+def conclude(
+    signals: Signals,
+    found: tuple[Finding, ...],
+    *,
+    budget: Budget,
+    limits: Limits,
+    states: Sequence[TrustedSnapshot],
+    mode: Mode = "autopilot",
+    ceiling: float | None = None,
+    setup: Setup = _UNKNOWN,
+) -> Verdict:
+    """Explain what was found and decide about it: for a step that is under way, or one in yesterday's log."""
+    diagnosis = explain(signals, found, setup)
+    budget.see(diagnosis)
+    plan = decide(signals, diagnosis, budget=budget, mode=mode, states=states, limits=limits, ceiling=ceiling)
+    return Verdict(signals, advised(diagnosis, signals, plan, setup), plan)
+
+
 Question = Literal[
-    "weight-norms", "norm-now", "states", "finite-states", "losses", "remembered-losses", "repeats", "scores", "pin"
+    "weight-norms",
+    "norm-now",
+    "states",
+    "finite-states",
+    "losses",
+    "remembered-losses",
+    "repeats",
+    "scores",
+    "pin",
+    "gradients",
 ]
 
 
@@ -56,7 +87,9 @@ class Ask:
     norm after the loop's own clipping. "losses" are those of the batch at hand, under the present weights and then
     under `states`; "remembered-losses" the pairs of old and current loss of up to `count` remembered batches; "repeats"
     whether the first batch since a state still has the loss it had; "scores" what rollouts earn under the present
-    weights and under `states`, with seeds from `count` on; "pin" keeps a state for as long as it is the best. None
+    weights and under `states`, with seeds from `count` on; "pin" keeps a state for as long as it is the best;
+    "gradients" what the norms of the first batch since a state (of `states`, or the newest) are divided by those it
+    gave: 1 if they are the same, NaN if they differ by no common factor; those since step `count` were held down. None
     where it cannot be told.
     """
 
@@ -158,3 +191,108 @@ class Turns:
             if last is not None:
                 self.count = min(self.count + self._EACH, self._MOST)
         self.are_taken = self.count >= self._ENOUGH
+
+
+_NO_UPDATE = frozenset((Action.SKIP_STEP, Action.LEAVE_OUT, Action.BACK_OFF_SCALE, Action.ROLLBACK))
+_LARGER = 2.0  # times: less is no fault
+_SAME_FACTOR = 0.05
+_CHECKED_EVERY, _LEFT_FOR, _WAITS_EVERY, _WAITS_FOR = 16, 500, 8, 64  # steps
+
+
+@final
+class BackwardCheck:
+    """Whether backward still gives what it gave: a remembered batch is run again under the weights of then.
+
+    Gradients that are all too large by one factor are divided by it, for as long as they are; for 16 steps where the
+    optimizer has second moments, which follow a lasting factor by themselves. Where they differ
+    otherwise, something is wrong with backward at this very step: a rollback waits for its end, for at most 64 steps,
+    because nothing can be replayed until then.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        """Of all gradients now, beside those that the same batches gave before."""
+        self.due = math.inf
+        """The step at which a rollback that waits is tried again; a number, because every step asks for it."""
+        self._since = self._next = 0
+        self._usual = 0.0
+        """The last norm, divided."""
+        self._normalizes = False
+        self._left_until = 0
+        """No factor is asked for before this step."""
+        self._waiting: tuple[Finding, ...] = ()
+        self._waits_until = 0
+
+    def explain(
+        self, signals: Signals, found: tuple[Finding, ...], states: Sequence[State]
+    ) -> Generator[Ask, Any, tuple[Finding, ...]]:
+        """A spike of all gradients by one factor: it is known exactly, and divided out."""
+        spike = next((f for f in found if f.detector == DetectorName.GRADIENT_SPIKE and f.severity == "act"), None)
+        if spike is None or self.factor != 1.0 or signals.step < self._left_until:
+            return found
+        factor = yield Ask("gradients")
+        if factor is None or not _LARGER <= factor < math.inf:
+            return found
+        self.factor, self._since, self._next = factor, signals.step, signals.step + _CHECKED_EVERY
+        self._usual = signals.grad_norm / factor
+        self._normalizes = any(state.second_moment is not None for state in states[-1:])
+        what = f"all gradients are {factor:.4g} times what the same batch gave with the same weights"
+        exact = replace(spike, limit=signals.grad_norm, baseline=self._usual, what=what)
+        return tuple(exact if finding is spike else finding for finding in found)
+
+    def check(self, signals: Signals) -> Generator[Ask, Any, Signals]:
+        """The signals as they would be without the factor; whether it still holds is measured now and then."""
+        norm = signals.grad_norm / self.factor
+        gone = norm * math.sqrt(self.factor) < self._usual
+        if gone or signals.step >= self._next:
+            self._next = signals.step + _CHECKED_EVERY
+            factor = yield Ask("gradients", count=self._since)
+            lasts = factor is not None and _LARGER <= factor < math.inf
+            if lasts and self._normalizes:  # it takes a lasting factor out by itself
+                self._left_until, lasts = signals.step + _LEFT_FOR, False
+            self.factor = factor if lasts else 1.0
+        divided = replace(
+            signals,
+            grad_norm=signals.grad_norm / self.factor,
+            norms=tuple(each / self.factor for each in signals.norms),
+        )
+        if divided.all_finite:
+            self._usual = divided.grad_norm
+        return signals if self.factor == 1.0 else divided
+
+    def divided(self, signals: Signals, verdict: Verdict) -> Verdict:
+        """The verdict about divided gradients as one about those that are there."""
+        seen = replace(verdict.signals, grad_norm=signals.grad_norm, norms=signals.norms)
+        plan, diagnosis = verdict.plan, verdict.diagnosis
+        if self.factor == 1.0 or not _NO_UPDATE.isdisjoint(plan.actions) or not signals.all_finite:
+            return replace(verdict, signals=seen)
+        if plan.norm is None:
+            plan = replace(plan, actions=(*plan.actions, Action.RESCALE), norm=signals.grad_norm / self.factor)
+        if not diagnosis.findings:
+            what = f"all gradients are still {self.factor:.4g} times what the same batch gave with the same weights"
+            spike, norm = DetectorName.GRADIENT_SPIKE, signals.grad_norm
+            note = Finding(detector=spike, step=signals.step, severity="info", value=norm, limit=norm, what=what)
+            diagnosis = explain(seen, (note,))
+        return Verdict(seen, diagnosis, replace(plan, reason=plan.reason or diagnosis.cause))
+
+    def pending(self, step: int) -> tuple[Finding, ...]:
+        """What a rollback waits for, as found at this step."""
+        return tuple(replace(finding, step=step) for finding in self._waiting) if step >= self.due else ()
+
+    def wait(self, signals: Signals, verdict: Verdict, states: Sequence[State]) -> Generator[Ask, Any, Verdict]:
+        """The verdict, or one that leaves things as they are while nothing could be replayed."""
+        plan, step = verdict.plan, signals.step
+        until = self._waits_until if self._waiting else step + _WAITS_FOR
+        if Action.ROLLBACK not in plan.actions and step < self.due:
+            return verdict
+        self.due, self._waiting = math.inf, ()
+        state = next((state for state in states if state.step == plan.to), None)
+        certain = plan.until is None or plan.or_nothing or has_broken_weights(verdict.diagnosis.findings)
+        if certain or state is None or step >= until or not signals.all_finite:
+            return verdict
+        factor = yield Ask("gradients", states=[state])
+        if factor is None or abs(factor - 1.0) <= _SAME_FACTOR:
+            return verdict
+        self._waits_until, self.due = until, step + _WAITS_EVERY
+        self._waiting = tuple(f for f in verdict.diagnosis.findings if f.severity == "act")
+        return replace(verdict, plan=_PROCEED)

@@ -15,7 +15,7 @@ from steadystep.records import Diagnosis
 
 _MOST, _MANY = 0.9, 0.3
 _SOON = 30  # steps of a schedule
-_ROUNDED = 0.5
+_ROUNDED, _NOISY = 0.5, 0.05
 Check = Callable[[Observation], Diagnosis | None]
 
 
@@ -150,6 +150,13 @@ def partly_reached(o: Observation, unreached: Container[str]) -> Diagnosis | Non
 
 def _half_precision(o: Observation) -> Diagnosis | None:
     half = o.parameters.half_precision
+    if o.rounding is not None and o.rounding > _NOISY:
+        return Diagnosis(
+            cause=Cause.GRADIENT_UNDERFLOW,
+            fault=Fault.PRECISION,
+            evidence=f"in double precision the loss of a batch is {o.rounding:.0%} off: its digits cancel out",
+            advice="look for differences of nearly equal numbers (a tiny step, E[x²] - E[x]²), or use float64",
+        )
     if not half and o.parameters.rounded > _ROUNDED:
         return Diagnosis(
             cause=Cause.GRADIENT_UNDERFLOW,

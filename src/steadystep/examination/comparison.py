@@ -7,13 +7,16 @@ counts is which share of the gain of the repaired job the job itself misses: a n
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from functools import partial
+from typing import Any, Protocol, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import restart
+from steadystep.examination.passes import Pass
 from steadystep.examination.repairs import Repair, faster, repairs, slower
 from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
@@ -70,6 +73,39 @@ def from_new_weights(variation: Variation) -> Variation:
             inner(model, optimizer)
 
     return replace(variation, prepare=prepare)
+
+
+def present_loss(bench: Workbench, repair: Repair) -> float:
+    """The mean loss of the held batches with the present weights, under the conditions of a repair."""
+    with bench.set_aside():
+        if repair.variation.prepare is not None:
+            repair.variation.prepare(bench.model, bench.optimizer)
+        now = bench.losses(bench.held)
+    return sum(now) / len(now)
+
+
+def _with_targets(seen: Pass, move: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    return seen.with_targets(batch, move)
+
+
+def realigned(seen: Pass) -> Iterator[Repair]:
+    """Targets of sequences, moved by one position: not where that makes them the input."""
+    for by in (1, -1):
+
+        def move(target: Tensor, by: int = by) -> Tensor:
+            return target.roll(by, 1) if target.dim() > 1 and not target.is_floating_point() else target
+
+        rows = [t for t in seen.targets.values() if t.dim() > 1 and not t.is_floating_point() and t.shape[1] > 3]
+        pairs = [(t, move(row)) for row in rows for t in seen.inputs.values() if t.shape == row.shape]
+        if rows and not any(bool((t == row).float().mean() > 0.5) for t, row in pairs):  # sync: examined
+            yield Repair(
+                name=f"targets{by:+d}",
+                what=f"with new weights and targets moved by {by:+d} position, for longer",
+                cause=Cause.NO_LEARNING,
+                fault=Fault.LABELS_SHUFFLED,
+                advice="targets are one position off: check what is put before or taken off a sequence (tried, learns)",
+                variation=Variation(prepare=restart, change=partial(_with_targets, seen, move)),
+            )
 
 
 @final
@@ -172,6 +208,8 @@ class RepairComparison:
             share = trial.end / max(trial.start, 1e-12)
             return Compared(repair, trial, missed(1.0, min(reached, again.end) / level, share), 1.0 - share)
         limit = min(reached, again.end)
+        if repair.eases:
+            limit = min(limit, present_loss(self._bench, repair))
         apart = limit - trial.end
         if apart < _ERRORS * paired_standard_error(again.after, trial.after) and math.isfinite(again.end):
             return None

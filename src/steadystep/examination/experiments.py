@@ -10,11 +10,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.checks import faults_of, partly_reached
-from steadystep.examination.comparison import RepairComparison, from_new_weights
+from steadystep.examination.comparison import RepairComparison, from_new_weights, present_loss, realigned
 from steadystep.examination.dependence import spread_of_outputs
-from steadystep.examination.observation import Observation, observe_program, trivial_loss
+from steadystep.examination.observation import Observation, faint_gradients, observe_program, trivial_loss
 from steadystep.examination.output_checks import suspects
 from steadystep.examination.parameters import restart, restart_plainly
 from steadystep.examination.repairs import Repair, repairs
@@ -28,7 +27,6 @@ _BELOW = 0.95  # of the loss of the best constant
 _LONGER = 5
 _COLLAPSED = 0.02
 _TINY_BATCH = 4
-_VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 _RESCALED = 0.3  # of its own first loss
 _HARDLY = 0.3  # of the best repair
 _ABOVE, _EXPLODED = 3.0, 30.0  # times the loss of a constant
@@ -183,6 +181,10 @@ class Experiments:
                     if repair.rescaled
                     else _is_better(trial, *others, margin=margin, level=level)
                 )
+                # why again: what dropout costs while it is on says nothing of what was learned with it
+                if helps and repair.eases:
+                    now = present_loss(self._bench, repair)
+                    helps = trial.end < now - margin * abs(now)
                 # a loss far above that of a constant is no success, however high it was before
                 helps = helps and (repair.rescaled or trivial is None or trial.end < _ABOVE * trivial)
                 worked += [(repair, trial)] if helps else []
@@ -195,24 +197,31 @@ class Experiments:
         # why in their order: a rate that helps may only make up for what a more particular repair removes
         return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * most))
 
+    def _moved(self, o: Observation, base: Trial, trivial: float) -> tuple[Diagnosis, ...]:
+        """What targets that are one position off show when they are moved."""
+        for repair in realigned(o.passes[0]):
+            trial = self._trial(repair.name, repair.what, repair.variation, num_steps=_LONGER * self._bench.num_steps)
+            if _learns_well(trial, _KNOWS * trivial):
+                return (_repaired_by(repair, trial, base),)
+        return ()
+
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
         follows = False  # why not with the present weights: these have seen the held batches
         for name, what, prepare in (
             ("fresh-longer", "with new weights, for longer", restart),
             ("plain-init-longer", "with weights drawn at 1 / sqrt(inputs), for longer", restart_plainly),
         ):
-            steps = _LONGER * self._bench.num_steps
-            trial = self._trial(
-                name, what, Variation(prepare=prepare), num_steps=steps, at_end=lambda: self._follows(o)
-            )
+            how, steps = Variation(prepare=prepare), _LONGER * self._bench.num_steps
+            trial = self._trial(name, what, how, num_steps=steps, at_end=lambda: self._follows(o))
             follows = follows or trial.at_end == 1.0
             if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
                 return (_worn(o, base, trial),)
+        if trivial is not None and (moved := self._moved(o, base, trivial)):
+            return moved
         if trivial is not None and o.passes[0].loss > _EXPLODED * trivial and base.end > trivial:
             what = f"a constant prediction has a loss of {trivial:.4g}, this model began far above; {base}"
             return (_diagnosis(Cause.EXPLODING_GRADIENT, what),)
-        vanishing = _vanishing(o)
-        if vanishing:
+        if vanishing := faint_gradients(o):
             return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
         if trivial is None and (base.start < 0 or not (o.passes[0].targets or o.contrasts)):
             what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
@@ -285,14 +294,3 @@ def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float, level: 
 
 def _repaired_by(repair: Repair, trial: Trial, base: Trial) -> Diagnosis:
     return Diagnosis(cause=repair.cause, fault=repair.fault, evidence=f"{base}; {trial}", advice=repair.advice)
-
-
-def _vanishing(o: Observation) -> str:
-    sizes, norms = o.parameters.sizes, o.parameters.norms
-    weights = [n for n in norms if sizes[n] > 0 and math.isfinite(norms[n]) and not is_bias(n)]
-    relative = {n: norms[n] / sizes[n] for n in weights}
-    if len(relative) < 3:
-        return ""
-    largest = max(relative.values())
-    faint = [name for name, value in relative.items() if value < _VANISHING * largest]
-    return f"the gradient of {names(faint)} is below 1e-4 of the largest, by the size of the weights" if faint else ""

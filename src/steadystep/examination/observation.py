@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils.tree import tensors_in
+from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.learning import base_of
+from steadystep.diagnosis.measured import is_bias
 from steadystep.examination.dependence import (
     blocked_positions,
     deaf_classes,
@@ -24,7 +26,14 @@ from steadystep.examination.dependence import (
     share_of_own_target,
     spread_of_outputs,
 )
-from steadystep.examination.parameters import Parameters, next_rates, observe_parameters, reached, restart
+from steadystep.examination.parameters import (
+    Parameters,
+    next_rates,
+    observe_parameters,
+    reached,
+    restart,
+    rounding_of,
+)
 from steadystep.examination.passes import Pass, num_rows, observe_passes, over_batches
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
@@ -32,6 +41,7 @@ from steadystep.signals.batch_stats import PartStats
 from steadystep.signals.loss_calls import LossCall
 from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
+_VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 CLASSES = ("cross_entropy", "nll_loss")
 
 
@@ -69,6 +79,8 @@ class Observation:
     """The feature of the input that is the target."""
     deaf: tuple[float, float] | None = None
     """The only class that the loss learns from, and one that it does not."""
+    rounding: float | None = None
+    """By which share the loss changes in double precision."""
     reached_fresh: frozenset[str]
     """Parameters that get a gradient with newly drawn weights."""
     dead: dict[str, float]
@@ -204,6 +216,7 @@ def observe_program(bench: Workbench, scheduler: LRScheduler | None) -> Observat
         ignored=ignored_inputs(bench, seen, prepare=restart),
         copied=_copied(passes),
         deaf=deaf_classes(bench, seen, prepare=restart),
+        rounding=rounding_of(bench, batch),
         reached_fresh=reached(bench, prepare=restart),
         dead=dict(zip(watch.modules, dead, strict=False)),
         saturated=dict(zip(watch.modules, saturated, strict=False)),
@@ -218,8 +231,20 @@ def _copied(passes: Sequence[Pass]) -> str:
         first = next((tensor for tensor in seen.given if tensor.dim()), None)
         if target is not None and target.dim() and first is not None:
             copies.add(first, target)
-    return Copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
+    return copies.read(*copies.pending(torch.device("cpu")).tolist())  # sync: examined
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
+
+
+def faint_gradients(o: Observation) -> str:
+    """Weights whose gradient is next to nothing beside that of others."""
+    sizes, norms = o.parameters.sizes, o.parameters.norms
+    weights = [n for n in norms if sizes[n] > 0 and math.isfinite(norms[n]) and not is_bias(n)]
+    relative = {n: norms[n] / sizes[n] for n in weights}
+    if len(relative) < 3:
+        return ""
+    largest = max(relative.values())
+    faint = [name for name, value in relative.items() if value < _VANISHING * largest]
+    return f"the gradient of {names(faint)} is below 1e-4 of the largest, by the size of the weights" if faint else ""

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from steadystep._utils.tree import mapped
 from steadystep.examination.workbench import Prepare, Workbench
-from steadystep.signals import untrained_heads
+from steadystep.signals.structure import untrained_heads
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _MOST_PARTS = 10_000
 _BACKWARDS = 8
 _FUTURE = 200
+_TINY_LOSS = 1e-4
 
 
 @final
@@ -220,3 +222,28 @@ def restart_plainly(model: nn.Module, optimizer: Optimizer) -> None:
             p.normal_(0.0, 1.0 / math.sqrt(p[0].numel()))
         else:
             p.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def rounding_of(bench: Workbench, batch: Any) -> float | None:
+    """By which share the loss of a batch changes in double precision; None where that cannot be told."""
+    kept = [(t, t.data) for t in (*bench.model.parameters(), *bench.model.buffers()) if t.is_floating_point()]
+    if any(data.dtype is not torch.float32 for _, data in kept):
+        return None
+    default = torch.get_default_dtype()
+    with bench.set_aside():
+        bench.model.eval()  # why: dropout draws other numbers in double precision
+        plain = bench.losses([batch, batch])
+        if plain[0] != plain[1] or not abs(plain[0]) > _TINY_LOSS:  # drawn at random, or next to nothing
+            return None
+        try:
+            for tensor, data in kept:
+                tensor.data = data.double()
+            torch.set_default_dtype(torch.float64)
+            finer = mapped(batch, lambda t: t.double() if t.dtype is torch.float32 else t)
+            return abs(bench.losses([finer])[0] - plain[0]) / abs(plain[0])
+        except (RuntimeError, ValueError, TypeError):  # a loss that asks for a dtype
+            return None
+        finally:
+            torch.set_default_dtype(default)
+            for tensor, data in kept:
+                tensor.data = data

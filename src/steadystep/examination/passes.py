@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from steadystep._utils.tree import children, mapped, rebuilt, tensors_in
 from steadystep.examination.workbench import Workbench
-from steadystep.signals.loss_calls import ActivationOrigin, LossCall, record_losses
+from steadystep.signals.loss_calls import ActivationOrigin, LossCall, LossRecorder
 
 _PASSES = 24
 """Batches that are run forward."""
@@ -264,3 +264,11 @@ def _picked(thing: Any, order: Tensor) -> Any:
     if isinstance(thing, Tensor):
         return thing[order.to(thing.device)]
     return rebuilt(thing, [_picked(part, order) for _, part in children(thing) or ()])
+
+
+def record_losses(loss: Callable[[Any], Tensor], batch: Any) -> tuple[LossRecorder, Tensor]:
+    """Run the loss of a batch once, and return what it called, and the loss with its graph."""
+    recorder = LossRecorder(tensor for _, tensor in tensors_in(batch))
+    with recorder:
+        value = loss(batch)
+    return recorder, value

@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.examination.parameters import hold_too, restart, restart_plainly, thaw
-from steadystep.examination.passes import Pass, Scaling, fits, joined_batches, mixed
+from steadystep.examination.passes import Pass, Scaling, fits, joined_batches, mixed, record_losses
 from steadystep.examination.workbench import Variation, Workbench
-from steadystep.signals.loss_calls import record_losses
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _NORMS = nn.modules.batchnorm._BatchNorm
@@ -37,6 +36,8 @@ class Repair:
     """From newly drawn weights, beside a trial from newly drawn weights without the repair."""
     particular: bool = False
     """Undoes one setting or one property of the data: tried also where the run learns, but slowly."""
+    eases: bool = False
+    """Lowers the loss of any weights: compared with the present ones in the same conditions."""
     rescaled: bool = False
     """Losses are in other units, so what counts is which share of the first loss is gone."""
 
@@ -50,14 +51,12 @@ def repairs(bench: Workbench, seen: Pass, left_out: Sequence[str], frozen: Seque
         left_out: trainable parameters that get a gradient and are not in the optimizer.
         frozen: parameters with `requires_grad` off.
     """
-    yield from _of_the_update(bench, left_out)
-    yield from _of_the_model(bench)
+    yield from (*_of_the_update(bench, left_out), *_of_the_model(bench))
     yield from _thawed(frozen) if frozen else ()
     yield from _terms(bench, seen)
     yield from _data(bench, seen)
     larger = _larger_batches(bench, seen.num_samples)
-    tiny = seen.num_samples <= _TINY_BATCH
-    yield from (larger,) if tiny else ()
+    yield from (larger,) if (tiny := seen.num_samples <= _TINY_BATCH) else ()
     yield from slower()
     yield from faster(max(float(group["lr"]) for group in bench.optimizer.param_groups))  # sync: examined
     yield _PLAIN_INIT
@@ -157,6 +156,7 @@ def _of_the_model(bench: Workbench) -> Iterator[Repair]:
             advice="lower the dropout probability; p is the share that is dropped (tried without, learns)",
             variation=Variation(prepare=_without_dropout),
             particular=True,
+            eases=True,
         )
         yield no_dropout
         yield replace(no_dropout, name="no-dropout-fresh", what="with new weights and no dropout", fresh=True)

@@ -80,18 +80,17 @@ def watch(
         run_dir: folder for the run log and incident bundles. Default: `steadystep` in the trainer's dump folder.
 
     Raises:
-        UnsupportedError: pipeline parallelism, or CUDA graphs, which replay a backward pass that cannot be observed.
+        UnsupportedError: CUDA graphs, which replay a backward pass that cannot be observed.
     """
     if not isinstance(trainer, Trainer):
         raise MisuseError(f"watch() takes torchtitan's Trainer, got {type(trainer).__name__}")
-    if trainer.parallel_dims.pp_enabled:
-        raise UnsupportedError("torchtitan with pipeline parallelism is not supported: use FSDP2, TP or both")
-    if trainer.fwd_bwd_fn != trainer._forward_backward_body:
+    staged = trainer.parallel_dims.pp_enabled
+    if not staged and trainer.fwd_bwd_fn != trainer._forward_backward_body:
         raise UnsupportedError("torchtitan with CUDA graphs is not supported: use --training.disable_cuda_graphs")
     where = Path(trainer.config.dump_folder) / "steadystep" if run_dir is None else folder("run_dir", run_dir)
-    watcher = Watcher(
-        trainer.model_parts[0], list(trainer.optimizers), config=without_sinks(config), run_dir=where, find_loss=True
-    )
+    parts = trainer.model_parts
+    model = nn.ModuleList(parts) if staged else parts[0]
+    watcher = Watcher(model, list(trainer.optimizers), config=without_sinks(config), run_dir=where, find_loss=True)
     mesh = trainer.parallel_dims.get_optional_mesh("loss")
     # Each loss is a sum over tokens of this rank, divided by those of all ranks and micro-batches.
     share = (1 if mesh is None else mesh.size()) * trainer.gradient_accumulation_steps
@@ -99,7 +98,8 @@ def watch(
 
     def observed(**given: Any) -> Tensor:
         loss: Tensor = forward_backward(**given)
-        watcher.loss(loss.detach() * share)
+        if not staged or trainer.pp_has_last_stage:
+            watcher.loss(loss.detach() * share)
         return loss
 
     def step(batches: Any) -> None:

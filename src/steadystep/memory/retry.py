@@ -88,9 +88,8 @@ class OutOfMemoryRetry:
         self._split = split
         self._agree = agree
         self._least = least
-        self._batches = 0
+        self._batches, self._grown = 0, False
         self._calm, self._wait = 0, _CALM
-        self._grown = False
 
     def run(
         self, work: Callable[[Any, float], Result], batch: Any, *, undo: Callable[[], None], step: int | None = None
@@ -108,17 +107,28 @@ class OutOfMemoryRetry:
             done, text = self._try(work, batch, parts, undo)
             wanted = self._largest(parts if text is None else self._more(batch, parts))
             if wanted == parts:
-                self._fitted(batch)
+                self.fitted(batch)
                 return done
             if text is None:  # another rank ran out
                 undo()
             done = []  # why: what the parts returned holds memory
-            _free_memory()
+            free_memory()
             if wanted >= _HOPELESS:
                 self.size = before  # a batch of which no part fits says nothing about the next one
                 raise self._halted(number, batch, text)
-            self._shrink(batch, wanted)
+            if said := self._shrink(batch, wanted):
+                warn(f"out of memory: {said}")
             parts = wanted
+
+    def parts_of(self, batch: Any) -> list[BatchPart]:
+        """Return the parts of `batch` at the present size; the whole batch while whole batches fit."""
+        return [piece for piece in self._pieces(batch, self._start(batch)) if piece.weight > 0]
+
+    def halve(self, batches: Sequence[Any]) -> str:
+        """Make parts half as large as those of `batches`; return what to say about it, or "" where they cannot be."""
+        largest = max(batches, key=self._rows)
+        parts = self._more(largest, self._start(largest))
+        return self._shrink(largest, parts) if parts < _HOPELESS else ""
 
     def _try(
         self, work: Callable[[Any, float], Result], batch: Any, parts: int, undo: Callable[[], None]
@@ -158,8 +168,8 @@ class OutOfMemoryRetry:
         most = self._most(batch)
         return min(2 * parts, most) if parts < most else _HOPELESS
 
-    def _fitted(self, batch: Any) -> None:
-        """One more batch in parts of the present size; after enough of them the next one gets larger parts."""
+    def fitted(self, batch: Any) -> None:
+        """Count a batch that fit in parts of the present size; after enough of them the next one gets larger parts."""
         if self.size is None:
             return
         self._calm += 1
@@ -175,24 +185,26 @@ class OutOfMemoryRetry:
             raise MisuseError(f"agree({parts}) returned {agreed}: must return the largest number of all ranks")
         return agreed
 
-    def _shrink(self, batch: Any, parts: int) -> None:
+    def _shrink(self, batch: Any, parts: int) -> str:
         self.retries += 1
         self._calm = 0
         if self._grown:
             self._grown, self._wait = False, min(2 * self._wait, _CALM_MOST)
         rows = self._rows(batch)
-        if rows:
-            self.size = -(-rows // parts)
-            warn(
-                f"out of memory: retrying the batch of {rows} rows in {min(parts, rows)} parts of at most "
-                f"{self.size}; later batches start with this size, and larger parts are tried again after "
-                f"{self._wait} batches. The summed gradients equal those of the whole batch."
-            )
+        if not rows:
+            return ""
+        self.size = -(-rows // parts)
+        how = (
+            f"retrying the batch of {rows} rows in {min(parts, rows)} parts of at most {self.size}; later batches start"
+        )
+        later = f"with this size, and larger parts are tried again after {self._wait} batches"
+        return f"{how} {later}. The summed gradients equal those of the whole batch."
 
     def _halted(self, step: int, batch: Any, text: str | None) -> TrainingHalted:
         what = "another rank ran out of memory and cannot continue"
         if text is not None:
-            what = f"out of memory with {_rows_in_words(self._least)}: {text}"
+            rows = "a single row" if self._least == 1 else f"{self._least} rows, the minimum for BatchNorm"
+            what = f"out of memory with {rows}: {text}"
             try:
                 self._split(batch, 1)
             except MisuseError as reason:
@@ -223,11 +235,8 @@ class OutOfMemoryRetry:
         self._grown = bool(state.get("grown", False))
 
 
-def _rows_in_words(least: int) -> str:
-    return "a single row" if least == 1 else f"{least} rows, the minimum for BatchNorm"
-
-
-def _free_memory() -> None:
+def free_memory() -> None:
+    """Give back what nothing refers to any more."""
     gc.collect()  # tensors in reference cycles
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None:

@@ -14,6 +14,7 @@ from steadystep._utils.numbers import from_json
 from steadystep._utils.text import NOTHING, count, number, text_of
 from steadystep.errors import SteadystepError
 from steadystep.records import GRAVE, SEVERITIES, Incident, severity_rank
+from steadystep.runs import IncidentCost
 from steadystep.runs.diagnosis import REPLAY
 from steadystep.runs.diagnosis import Headline as Headline
 from steadystep.runs.diagnosis import headline as headline
@@ -74,6 +75,8 @@ class IncidentGroup:
     """Indices in the dataset of the samples in the refused batch, where the bundle has them."""
     mover: str = ""
     """The layer whose gradient norm left its own level first, where one did before the others."""
+    cost: str = ""
+    """Updates lost, updates replayed and seconds, in words; empty where it cost nothing."""
 
     @property
     def head(self) -> Incident:
@@ -103,7 +106,8 @@ class IncidentGroup:
 
 def incident_groups(run: Run) -> tuple[IncidentGroup, ...]:
     """All of a run, in order."""
-    return tuple(_episode(run, group) for group in run.episodes())
+    costs = run.effective().incidents
+    return tuple(_episode(run, group, costs) for group in run.episodes())
 
 
 def interventions(run: Run, told: Sequence[IncidentGroup]) -> tuple[IncidentGroup, ...]:
@@ -122,7 +126,7 @@ def _head(incidents: Sequence[Incident]) -> Incident:
     return max(incidents, key=lambda i: (i.restored is not None, severity_rank(i.severity)))
 
 
-def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
+def _episode(run: Run, group: Sequence[Incident], costs: Sequence[IncidentCost]) -> IncidentGroup:
     first, last = group[0].step, group[-1].step
     refused = {"learning rate": next((i.refused_lr for i in group if i.refused_lr is not None), None)}
     rows = (("loss", run.loss), ("gradient norm", run.grad_norm), ("learning rate", run.lr))
@@ -137,7 +141,17 @@ def _episode(run: Run, group: Sequence[Incident]) -> IncidentGroup:
         samples=next((found for i in group if i.bundle and (found := _samples(i.bundle, str(run.path)))), ()),
         unguarded=next((tried for i in group if i.bundle and (tried := _unguarded(i.bundle, str(run.path)))), None),
         replay=next((REPLAY.format(shlex.quote(i.bundle)) for i in group if i.bundle), ""),
+        cost=_cost([cost for cost in costs if first <= cost.step <= last]),
     )
+
+
+def _cost(costs: Sequence[IncidentCost]) -> str:
+    if not costs:
+        return ""
+    lost, replayed = sum(cost.lost for cost in costs), sum(cost.replayed for cost in costs)
+    seconds = [cost.seconds for cost in costs if cost.seconds is not None]
+    told = [f"{count(lost, 'update')} lost"] + ([f"{replayed:,} replayed"] if replayed else [])
+    return ", ".join([*told, f"{sum(seconds):.3g} s"] if len(seconds) == len(costs) else told)
 
 
 @cache  # a bundle does not change

@@ -5,7 +5,7 @@ Which ranks a run has is found from the process group and from how the model is 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed
@@ -23,6 +23,7 @@ __all__ = [
     "Ranks",
     "SingleProcess",
     "Through",
+    "ends_of",
     "ranks_and_model",
     "ranks_of",
     "sections",
@@ -43,6 +44,52 @@ class Once:
         """Whether it was granted since this was asked last."""
         fresh, self._heard = self._ranks.agreements != self._heard, self._ranks.agreements
         return fresh and self._granted()
+
+
+class Source(Protocol):
+    """Where a loop is in its data."""
+
+    open: bool
+    """A pass is under way."""
+
+    @property
+    def left(self) -> float:
+        """Batches after the one that is out; infinitely many where that is not known."""
+        ...
+
+
+@final
+class LastGroup:
+    """Ends passes over loaders of different lengths after the same micro-batch, where several make an update.
+
+    With each update a rank says whether it has too few batches left for another one. Where one has, the fewest are
+    agreed on at once, and every rank takes so many more.
+    """
+
+    def __init__(self, ranks: Ranks, data: Source, size: int) -> None:
+        self._ranks, self._data, self._size = ranks, data, size
+        self._more: int | None = None
+        self._heard = 0
+        ranks.on_all(self._agree, when=lambda: data.left < size)
+
+    def __call__(self) -> bool:
+        """Whether the batch that was used is the last one; asked once after each, and before a pass."""
+        fresh, self._heard = self._ranks.agreements != self._heard, self._ranks.agreements
+        if not self._data.open or self._more is None:
+            self._more = None  # the loop has left the last pass by itself
+            return False
+        self._more -= not fresh
+        return self._more <= 0
+
+    def _agree(self) -> None:
+        self._more = int(self._ranks.least(min(self._data.left, self._size)))
+
+
+def ends_of(ranks: Ranks, data: Source, size: int) -> AskRank:
+    """Return what tells, after each batch, whether another rank has too few: `size` of them make an update."""
+    if size > 1:
+        return LastGroup(ranks, data, size)
+    return Once(ranks, ranks.any_rank(lambda: data.left < 1))
 
 
 @final

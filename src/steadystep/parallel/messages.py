@@ -184,7 +184,7 @@ def compared(channel: Channel, sections: Sections, *, wrong: str) -> str:
 
 
 class ElsewhereError(Exception):
-    """The closure failed on another rank."""
+    """The closure failed on another rank, or here and the others know: the pass is called off on all of them."""
 
 
 def in_lockstep(
@@ -203,7 +203,7 @@ def in_lockstep(
         undo: called where it fails: brings the model into the form it has between two passes.
 
     Raises:
-        ElsewhereError: on the ranks where it did not fail, when it failed on one.
+        ElsewhereError: on all ranks when it failed on one, there with what it raised as its cause.
     """
 
     def run(*batch: Any) -> Tensor:
@@ -213,11 +213,13 @@ def in_lockstep(
             loss = work(*batch)
             votes.enter()  # a closure that calls only parts of the model
             votes.cast(True)
-        except Exception as error:
-            if not isinstance(error, ElsewhereError):
-                votes.cast(False)
+        except ElsewhereError:
             undo()
             raise
+        except Exception as error:
+            votes.cast(False)
+            undo()
+            raise ElsewhereError(f"{type(error).__name__}: {error}") from error  # why: nobody waits for this pass
         finally:
             handle.remove()
         return loss

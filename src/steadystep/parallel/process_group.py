@@ -22,6 +22,7 @@ from steadystep.parallel.messages import Channel, compared, in_lockstep
 from steadystep.parallel.payload import PayloadLayout, damaged, decode, encode, mark, same_on_all_ranks
 from steadystep.parallel.replicas import (
     Replicas,
+    StandIn,
     broadcast,
     copies,
     copies_of_all,
@@ -62,10 +63,9 @@ class ProcessGroup:
         self._every_name: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         """Of a pipeline: parameters and buffers of all stages."""
         self._known: tuple[str, ...] = ()
-        self._losses_from = self.size
-        """Ranks that have the loss."""
+        self._losses_from = self.size  # ranks that have the loss
         self._own = self._own_parameters()
-        self._replicas = Replicas(model, own=self._own)
+        self._replicas, self.stand_in = Replicas(model, own=self._own), StandIn(wrapped, self._own)
         self._fitting: Probe | None = None
         """A probe of which all ranks hold one of the same shape; its numbers are added up next time."""
         self.agreements = 0
@@ -121,10 +121,10 @@ class ProcessGroup:
         self._questions.append(wanted)
         return lambda: place < len(self._granted) and self._granted[place]
 
-    def on_all(self, act: RankAction) -> RankAction:
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
         """A wish, and what follows when it is granted."""
         asked: list[bool] = []
-        granted = self.any_rank(lambda: bool(asked))
+        granted = self.any_rank(lambda: bool(asked) or when())
 
         def obey() -> None:
             if granted():

@@ -1,12 +1,18 @@
-"""Replicas that should hold the same bits: a checksum of all weights, now and then; and how many ranks hold a part."""
+"""Replicas that should hold the same bits: a checksum of all weights, now and then; and how many ranks hold a part.
+
+And what one replica does for the others when its own pass has failed: `StandIn`.
+"""
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from steadystep._utils.tensors import copies_in_mesh, is_sharded
@@ -162,3 +168,121 @@ def refuse_join(wrapped: Any) -> None:
             "cannot agree: remove join() and use guard.batches(loader), which ends on all ranks with the "
             "shortest, or drop_last"
         )
+
+
+_MARKED = "mark a variable ready only once"  # as torch says it
+
+
+@final
+class StandIn:
+    """Sends zeros for a pass of DistributedDataParallel that failed on this rank alone: the others wait for it.
+
+    What they wait for: buffers that are broadcast on entering the model, buckets that are laid out anew in the second
+    pass, and gradients. It depends on how far the pass came, which is noted around it (`watching`).
+
+    Args:
+        wrapped: the wrapper of the model; None without one.
+        own: identities of the parameters that it ignores.
+    """
+
+    def __init__(self, wrapped: DistributedDataParallel | None, own: Container[int] = ()) -> None:
+        self._wrapped, self._own = wrapped, own
+        self._calls = 0
+        self._usual = 1
+        """Calls of the model in one pass."""
+        self._reduces = True
+        self._before: dict[int, int] = {}
+        """Versions of the gradients that were there before the pass."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether all that a pass sends is known: no messages of a module's own, no graph that was fixed."""
+        wrapped: Any = self._wrapped
+        if wrapped is None or wrapped.static_graph or wrapped.mixed_precision is not None or not self._usual:
+            return False
+        if hasattr(wrapped, "buffer_hook") or wrapped._use_python_reducer or wrapped._delay_all_reduce_all_params:
+            return False
+        modules = wrapped.module.modules()
+        return not any(isinstance(m, nn.SyncBatchNorm) or getattr(m, "sparse", False) for m in modules)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around one pass, forward and backward."""
+        wrapped = self._wrapped
+        if wrapped is None:
+            yield
+            return
+        self._calls, self._reduces = 0, wrapped.require_backward_grad_sync
+        self._before = {id(p): p.grad._version for p in self._parameters() if p.grad is not None}
+        handle = wrapped.register_forward_pre_hook(self._count)
+        try:
+            yield
+            self._usual = self._calls  # 0 where the model is compiled with its wrapper: then nothing is known
+        finally:
+            handle.remove()
+
+    def complete(self, *, reduced: bool) -> None:
+        """Send what is left of the pass, and of the one with which the others end where `reduced`."""
+        wrapped = self._wrapped
+        assert wrapped is not None
+        if self._reduces and any(self._is_touched(p) for p in self._parameters()):
+            self._rest_of_backward()
+            return
+        if self._calls:  # as the call that failed would have left it
+            wrapped.require_forward_param_sync = self._reduces
+        missing = self._usual - self._calls
+        if not self._reduces:
+            with wrapped.no_sync():
+                for _ in range(missing):
+                    self._forward()
+            if not reduced:
+                return
+            missing = self._usual
+        for _ in range(missing - 1):
+            self._forward()
+        if missing < 1:  # buffers were sent, and only the gradients are left
+            wrapped.require_forward_param_sync = False
+        self._forward().backward()  # type: ignore[no-untyped-call]
+
+    def _count(self, *_: object) -> None:
+        self._calls += 1
+
+    def _parameters(self) -> list[Parameter]:
+        assert self._wrapped is not None
+        return [p for p in self._wrapped.module.parameters() if p.requires_grad and id(p) not in self._own]
+
+    def _is_touched(self, parameter: Parameter) -> bool:
+        """The pass has added to its gradient, which was then handed over."""
+        grad = parameter.grad
+        return grad is not None and grad._version != self._before.get(id(parameter))
+
+    def _rest_of_backward(self) -> None:
+        wrapped: Any = self._wrapped
+        for parameter in self._parameters():
+            if not self._is_touched(parameter):
+                try:
+                    _zero([parameter]).backward()  # type: ignore[no-untyped-call]
+                except RuntimeError as error:
+                    if _MARKED not in str(error):  # it was found to be unused, and counts as handed over
+                        raise
+        if wrapped.find_unused_parameters:  # what no rank has used has no gradient on the others
+            users = wrapped.reducer._get_local_used_map().tolist()  # sync: only in trouble
+            for parameter, count in zip(self._parameters(), users, strict=True):
+                if not count and id(parameter) not in self._before:
+                    parameter.grad = None
+
+    def _forward(self) -> Tensor:
+        """A call of the wrapper whose model is the sum of nothing; without hooks."""
+        wrapped: Any = self._wrapped
+        vars(wrapped)["_run_ddp_forward"] = lambda *_, **__: _zero(self._parameters())
+        try:
+            loss: Tensor = DistributedDataParallel.forward(wrapped)  # type: ignore[no-untyped-call]
+        finally:
+            del vars(wrapped)["_run_ddp_forward"]
+        return loss
+
+
+def _zero(parameters: Sequence[Parameter]) -> Tensor:
+    """Zero, whose gradient is zero for each of them."""
+    sums = [(p.real if p.is_complex() else p).sum().float() * 0.0 for p in parameters]
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum()

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from steadystep.parallel.stages import Stages
 
 if TYPE_CHECKING:
+    from steadystep.parallel.replicas import StandIn
     from steadystep.signals.gradients import GradientView
 
 Sections = Mapping[str, Mapping[str, str]]
@@ -47,6 +48,11 @@ class Ranks(Protocol):
         ...
 
     @property
+    def stand_in(self) -> "StandIn | None":
+        """What this rank sends for a pass that failed here alone; None without others."""
+        ...
+
+    @property
     def agreements(self) -> int:
         """How often `agree` was called."""
         ...
@@ -66,8 +72,11 @@ class Ranks(Protocol):
         """
         ...
 
-    def on_all(self, act: RankAction) -> RankAction:
-        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is."""
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
+        """To be called by any rank: all of them then do `act`, within the next `agree`. Made as a wish is.
+
+        They also do where `when` is true on one of them.
+        """
         ...
 
     def all(self, flag: bool) -> bool:
@@ -142,6 +151,7 @@ class SingleProcess:
 
     rank, size, sharded, agreements = 0, 1, False, 0
     stages: Stages | None = None
+    stand_in: "StandIn | None" = None
 
     def watch(self, named: NamedTensors, buffers: Sequence[str], *, micro_batches: int) -> None:
         """Nobody else has to know."""
@@ -154,7 +164,7 @@ class SingleProcess:
         """Granted at once."""
         return wanted
 
-    def on_all(self, act: RankAction) -> RankAction:
+    def on_all(self, act: RankAction, when: AskRank = bool) -> RankAction:
         """Done at once."""
         return act
 

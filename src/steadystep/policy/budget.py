@@ -234,3 +234,21 @@ def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits
     hold = (limits.early_hold if again else _POLICY_HOLD) if cut else None
     lr_limit = lr if cut else None
     return Plan(actions=actions, reason=diagnosis.cause, to=tried.step, lr=lr_limit, hold=hold, raises=raised)
+
+
+def underflows(signals: Signals, diagnosis: Diagnosis) -> bool:
+    """All gradients are zero under a loss scaler: such an update only runs down the moments."""
+    found = any(f.detector == DetectorName.ZERO_GRADIENT for f in diagnosis.findings)
+    return found and signals.scaled and signals.grad_norm == 0.0
+
+
+def replay_only(signals: Signals, diagnosis: Diagnosis, budget: Budget) -> Plan:
+    """Replay all updates since the state that was tried: they end where they did, or better. Never soon after another.
+
+    Whatever went wrong outside of closures and batches for a while does not repeat.
+    """
+    tried, since = signals.counterfactual, budget.episode.first_sign
+    if tried is None or since is None or budget.last_target(signals.step) is not None:
+        return Plan()
+    actions = (Action.ROLLBACK, Action.REPLAY)
+    return Plan(actions=actions, reason=diagnosis.cause, to=tried.step, until=since, outside=True, or_nothing=True)

@@ -7,6 +7,7 @@ moments              restore-moments, then the update as usual
 weights, by updates  rollback to a state that does better, replay, cut-lr, skip-batches, rewarm
 weights, at once     rollback to the first state, a deep cut: the first updates multiplied the loss
 weights, otherwise   rollback to a state before the first sign, replay, skip-batches: no learning rate did that
+weights, a little    rollback, replay: kept where the updates go better this time, undone where they do not
 a policy             rollback to one that rollouts prove better, cut-lr, raise-coefficient; else the latter alone
 weights, one rank's   copy-replica from a rank that holds what most hold, skip-step
 weights not finite   rollback to any finite state, or to the newest finite checkpoint; without one, stop
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from steadystep.policy.budget import Budget, Limits, better_policy, coefficient_for
+from steadystep.policy.budget import Budget, Limits, better_policy, coefficient_for, replay_only, underflows
 from steadystep.policy.trusted_snapshots import TrustedSnapshot, restorable
 from steadystep.records import Action, ActionName, Damage, DetectorName, Diagnosis, Finding, Plan, Signals
 from steadystep.stats import is_absurd
@@ -68,6 +69,8 @@ def decide(
     if signals.counterfactual is not None and signals.counterfactual.rollouts:
         return better_policy(signals, diagnosis, budget, limits)
     if diagnosis.damage is Damage.WEIGHTS and autopilot and limits.rolls_back:
+        if signals.counterfactual is not None and signals.counterfactual.closing:
+            return replay_only(signals, diagnosis, budget)
         at_once = _asked_for(diagnosis, DetectorName.EARLY_DIVERGENCE) is not None
         if at_once and _asked_for(diagnosis, DetectorName.WEIGHT_JUMP) is None:
             return _begin_again(signals, diagnosis, budget, states, limits)
@@ -75,6 +78,8 @@ def decide(
     if has_broken_weights(diagnosis.findings):  # an end, with the weights of a checkpoint in place
         return Plan(actions=(Action.ROLLBACK, Action.STOP), reason=diagnosis.cause)
     actions = [*_refusal(signals, diagnosis)]
+    if not actions and underflows(signals, diagnosis) and not budget.skips_spent(signals.step):
+        return Plan(actions=(Action.SKIP_STEP,), reason=diagnosis.cause)
     if actions and budget.skips_spent(signals.step):
         # why: where nothing can be run again it may be the weights, and a rollback is the last thing to try; but
         # weights that took updates in between are good ones

@@ -18,7 +18,6 @@ class Finding(Record):
     """NOTICE: what one detector found at one step."""
 
     __pydantic_config__ = JSON
-
     detector: str
     """Name of the detector."""
     step: int
@@ -97,6 +96,8 @@ class Plan(Record):
     """With "replay": the weights were modified outside the optimizer, so all updates may be replayed."""
     only_whole: bool = False
     """With "replay": replay all updates or none."""
+    or_nothing: bool = False
+    """With "replay": where not all updates can be replayed, nothing is changed."""
     raises: str = ""
     """With "raise-coefficient": its name in `steadystep.rl.Controls`."""
 

@@ -41,7 +41,10 @@ class BatchPartStats(Record):
     entropy: float = math.nan
     """Entropy in nats of its values, where all are whole numbers from 0 to 1,022; else NaN."""
     binary: float = math.nan
-    """Mean entropy in nats of its features as probabilities, by their means: the best constant's cross-entropy."""
+    """Mean entropy in nats of its features as probabilities, by their means: the best constant's cross-entropy.
+
+    NaN where a value is not in [0, 1].
+    """
     entropy_within: float = math.nan
     """Mean entropy inside a batch."""
     ignored: float = 0.0
@@ -148,6 +151,8 @@ class OutputStats(Record):
     """Of the first loss function, where it is a plain mean."""
     target: BatchPartStats | None = None
     """What the first loss function compared with, over all probes so far."""
+    penalized: int = 0
+    """Parameters whose size itself was computed, as a penalty on them does."""
 
 
 @final

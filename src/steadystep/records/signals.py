@@ -147,6 +147,8 @@ class Counterfactual(Record):
     """Number of batches that the two losses are means of."""
     rollouts: bool = False
     """Whether these are rollouts of a policy: each loss is the negative of what they earned."""
+    closing: bool = False
+    """Whether the gap is too small for a rollback or closes by itself: what pays is a replay that goes better."""
 
 
 @final

@@ -43,8 +43,6 @@ class Gathering:
         self._rows: dict[str, array[int]] = {}
         self._values: dict[str, array[float]] = {}
         self.count = 0
-        self.unreadable = 0
-        """Lines or cells that were no numbers."""
         self.refused = False
         """There were more columns than anyone could mean."""
 
@@ -68,12 +66,10 @@ class Gathering:
         except ValueError:
             del values[len(rows) :]
             for row, cell in enumerate(listed, start):
-                if cell:
-                    found = number_in_cell(cell)
-                    if found is not None:
-                        rows.append(row)
-                        values.append(found)
-                    self.unreadable += found is None and bool(cell.strip())
+                found = number_in_cell(cell) if cell else None
+                if found is not None:
+                    rows.append(row)
+                    values.append(found)
 
     def table(self) -> LogTable:
         """What was gathered, columns without a single number left out."""

@@ -27,7 +27,8 @@ from steadystep.detectors.build import build_detectors
 from steadystep.diagnosis import LASTING, explain
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause
-from steadystep.engine.judge import conclude, notice
+from steadystep.engine.judge import notice
+from steadystep.engine.verdict import conclude
 from steadystep.policy import Budget, Limits
 from steadystep.records import Action, Counterfactual, Finding, Outcome, Signals
 from steadystep.rl.vocabulary import canonical

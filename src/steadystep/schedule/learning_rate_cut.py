@@ -192,11 +192,6 @@ class Ceiling:
         self._rewarm_left = self._rewarm_steps = steps
         self.low = self.lr is not None or steps > 0
 
-    def give_back(self) -> None:
-        """End everything at once: what it was for has come to nothing."""
-        self._rewarm_left = self._rewarm_steps = 0
-        self._end()
-
     def multiplier(self, asked: float) -> float:
         """What to multiply `asked` by for the next update."""
         limited = 1.0 if self.lr is None or not asked > self.lr else self.lr / asked

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 Named = TypeVar("Named")
@@ -42,6 +43,21 @@ def compiles() -> bool:
     # why both: `torch.compile` with `fullgraph` counts no frames, and one that is under way has no backend yet
     backends = getattr(frames, "cached_backends", {})
     return bool(dynamo.counters["frames"]) or any(backend is not None for backend in backends.values())
+
+
+_modes: Any = torch.overrides
+
+
+def take_off(mode: TorchFunctionMode) -> None:
+    """Take a mode from torch's stack. Modes that the loop has entered since stay."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        top = _modes._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for each in reversed(above):
+        _modes._push_mode(each)
 
 
 def evenly_chosen(items: Sequence[Named], most: int) -> list[Named]:
@@ -76,6 +92,10 @@ class ForwardHooks(ABC):
             handle.remove()
         self._handles = []
 
+    def before_pass(self, tell: Callable[..., None]) -> RemovableHandle | None:
+        """Tell of the next forward passes; None where hooks would not be called."""
+        return self._model.register_forward_pre_hook(SilentHook(tell)) if open_modules(self._model) else None
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks for the forward pass inside."""
@@ -95,13 +115,13 @@ class Activations(ForwardHooks):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._seen: list[tuple[str, Tensor]] = []
+        self._seen: list[tuple[str, bool, Tensor]] = []
 
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
         for name, module in evenly_chosen(self._watchable(), _MOST):
-            self._handles.append(module.register_forward_hook(self._hook(name)))
+            self._handles.append(module.register_forward_hook(SilentHook(self._hook(name))))
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""
@@ -111,14 +131,16 @@ class Activations(ForwardHooks):
     @property
     def modules(self) -> tuple[str, ...]:
         """What was seen; a module that ran several times comes with a number."""
-        return tuple(name for name, _ in self._seen)
+        return tuple(name for name, _, _ in self._seen)
 
     def pending(self) -> list[Tensor]:
         """One flat tensor for the next host read: dead and saturated share of each of `modules`; or none."""
         if not self._seen:
             return []
-        device = self._seen[0][1].device
-        return [torch.cat([numbers.to(device) for _, numbers in self._seen])]
+        home = self._seen[0][2].device
+        none = torch.zeros((), device=home)
+        shares = [(dead, share.to(home)) for _, dead, share in self._seen]
+        return [torch.stack([each for dead, share in shares for each in ((share, none) if dead else (none, share))])]
 
     @staticmethod
     def read(values: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -140,19 +162,19 @@ class Activations(ForwardHooks):
             if calls > _CALLS or len(self._seen) == _MOST:
                 return
             try:
-                numbers = _measure(module, output)
+                share = _measure(module, output)
             except Exception:
                 self._left_out.add(name)
                 return
-            if numbers is not None:
-                self._seen.append((name if calls == 1 else f"{name} ({calls})", numbers))
+            if share is not None:
+                self._seen.append((name if calls == 1 else f"{name} ({calls})", isinstance(module, _DIE), share))
 
         return look
 
 
 @torch.no_grad()
 def _measure(module: nn.Module, output: Tensor) -> Tensor | None:
-    """[dead share, saturated share] of one output; None when there is nothing to count."""
+    """The share of one output that is dead, or saturated; None when there is nothing to count."""
     values = output.detach()
     if not values.numel() or values.dim() < 2:
         return None
@@ -161,11 +183,9 @@ def _measure(module: nn.Module, output: Tensor) -> Tensor | None:
         if values.numel() < _FEWEST * values.shape[unit]:
             return None
         others = [d for d in range(values.dim()) if d != unit]
-        dead = ((values.amax(others) <= 0) & (values.amin(others) >= 0)).float().mean()
-        return torch.stack((dead, torch.zeros_like(dead)))
+        return ((values.amax(others) <= 0) & (values.amin(others) >= 0)).mean(dtype=torch.float32)
     flat = values.abs() > 0.99 if isinstance(module, nn.Tanh) else (values - 0.5).abs() > 0.49
-    saturated = flat.float().mean()
-    return torch.stack((torch.zeros_like(saturated), saturated))
+    return flat.mean(dtype=torch.float32)
 
 
 @final

@@ -16,7 +16,14 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from steadystep.layers.attention import StableAttention
-from steadystep.signals.activations import ForwardHooks, compiles, evenly_chosen, numbers_may_leave, open_modules
+from steadystep.signals.activations import (
+    ForwardHooks,
+    SilentHook,
+    compiles,
+    evenly_chosen,
+    numbers_may_leave,
+    open_modules,
+)
 
 _NAME = "scaled_dot_product_attention"
 _MOST = 64  # calls in one forward pass
@@ -182,7 +189,7 @@ class AttentionLogits(ForwardHooks):
                 self._left_out.add(name)
                 self._bounds.pop(name, None)
 
-        self._handles.append(module.register_forward_hook(look, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(SilentHook(look), with_kwargs=True))
 
     def _keep(self, name: str, bound: Tensor) -> None:
         before = self._bounds.get(name)

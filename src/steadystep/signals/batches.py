@@ -1,5 +1,9 @@
-"""What comes with a step: is the batch finite, how large is it, what do the first ones look like; and metrics."""
+"""What comes with a step: is the batch finite, how large is it, what do the first ones look like; and metrics.
 
+Also here: which of a model's outputs counts, and how far its samples are apart.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -203,3 +207,66 @@ def as_numbers(metrics: Metrics, read: list[float]) -> dict[str, float]:
     """Each metric as a number; those that were tensors have been `read`, in their order."""
     numbers = iter(read)
     return {name: next(numbers) if isinstance(value, Tensor) else value for name, value in metrics.items()}
+
+
+MOST = 1 << 20
+"""Elements of an output that are measured."""
+UNKNOWN = torch.full((), math.nan)
+
+
+def is_batch_first(shape: Sequence[int], batch: list[tuple[str, Tensor]]) -> bool:
+    """Whether the first dimension is that of the samples: so say the inputs and the targets of the batch."""
+    if len(batch) < 2:
+        return False
+    inputs, targets = batch[0][1], batch[-1][1]
+    rows = len(inputs)
+    one_label_each = targets.dim() == 1 and len(targets) == rows
+    return one_label_each and inputs.dim() > 1 and shape[0] == rows != shape[1]
+
+
+def main_tensor(output: Any) -> Tensor | None:
+    """The logits by their name, else the first tensor of real numbers."""
+    if isinstance(output, Mapping) and isinstance(output.get("logits"), Tensor):
+        output = output["logits"]
+    for _, tensor in tensors_in(output, most_parts=64):
+        if tensor.dim() and tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            return tensor
+    return None
+
+
+def faintest(everything: Any, main: Tensor) -> Tensor:
+    """How little the samples differ in any further output that has a row for each, as a share of its size."""
+    others = [
+        t.detach().float()
+        for _, t in tensors_in(everything, most_parts=8)
+        if t is not main and t.is_floating_point() and t.dim() > 1 and len(t) == len(main) > 1 and t.numel() <= MOST
+    ]
+    shares = [spread_of(t) / t.square().mean().sqrt().clamp(min=1e-30) for t in others]
+    return torch.stack(shares).amin() if shares else UNKNOWN
+
+
+def spread_of(values: Tensor | None) -> Tensor:
+    """How far the samples of a batch are apart; NaN for fewer than two."""
+    if values is None or len(values) < 2 or values.is_complex():
+        return torch.full((), math.nan)
+    rows = values[: max(2, MOST // max(1, values[0].numel()))]
+    return rows.float().var(0, correction=0).mean().sqrt()
+
+
+def values_of(values: Tensor) -> list[Tensor]:
+    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
+    low, high = torch.aminmax(values)
+    rms = values.square().mean().sqrt()
+    unknown = torch.full_like(rms, math.nan)
+    if values.dim() < 2:
+        return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
+    row, column = ((values.sum(dim) - 1.0).abs().amax() for dim in (-1, 0))
+    entropy = alignment = unknown
+    if values.shape[-1] > 1:
+        logs, rows = torch.log_softmax(values, -1), values.flatten(0, -2)
+        entropy = -(logs.exp() * logs).sum(-1).mean()
+        units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
+        alignment = units.mean(0).square().sum().sqrt()
+    samples = values.flatten(1)
+    apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
+    return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]

@@ -126,7 +126,11 @@ class Checksums:
         self.armed = False
         """There is something to compare with."""
         self._plans: dict[int | str, _Plan] = {}
-        self._named, self._takes = self._parameters(), 0
+        self._named: list[tuple[str, nn.Parameter]] = []
+        self._places: list[tuple[str, dict[str, Tensor | None], str]] = []
+        """Buffers: a name, and where its module holds it."""
+        self._look_around()
+        self._takes = 0
         self._sums: list[_Sums] = []
         self._of_buffers: list[_Sums] = []
         self._edits: dict[str, int] = {}
@@ -138,7 +142,7 @@ class Checksums:
         """The state is that of an update: remember it."""
         which = "all" if self._full else step // SAMPLED_EVERY % 2
         if self._takes % _NAMED_EVERY == 0:
-            self._named = self._parameters()
+            self._look_around()
         self._takes += 1
         self._sums = self._taken(which, self._state(), self._names_of_state)
         # why not sampled: the forward pass writes them, so they are read before it, which is a second host read
@@ -222,16 +226,22 @@ class Checksums:
                 by_device.setdefault(tensor.device, []).append(RawMemory(name, tensor))
         return [_Sums(members) for members in by_device.values()]
 
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(plain_name(name), parameter) for name, parameter in self._model.named_parameters()]
+    def _look_around(self) -> None:
+        """Find parameters, and the places of buffers: another tensor may be put there at any time."""
+        self._named = [(plain_name(name), parameter) for name, parameter in self._model.named_parameters()]
+        self._places = [
+            (plain_name(name), self._model.get_submodule(prefix)._buffers, key)
+            for name, _ in self._model.named_buffers()
+            for prefix, _, key in [name.rpartition(".")]
+        ]
 
     def _state(self) -> list[Tensor]:
         """Each parameter and what the optimizer holds for it, as `_names_of_state` names them."""
-        found, states = list[Tensor](), self._optimizer.state
+        found, own = list[Tensor](), self._optimizer.state.get  # why get: hashing a parameter is a call of Python
         for _, parameter in self._named:
             found.append(parameter)
-            if parameter in states:
-                found += [value for value in states[parameter].values() if isinstance(value, Tensor)]
+            if slots := own(parameter):
+                found += [value for value in slots.values() if isinstance(value, Tensor)]
         return [local_part(tensor) for tensor in found] if is_sharded(found) else found
 
     def _names_of_state(self) -> list[str]:
@@ -242,10 +252,11 @@ class Checksums:
         return found
 
     def _buffers(self) -> list[Tensor]:
-        return list(self._model.buffers())
+        held = [owner.get(key) for _, owner, key in self._places]
+        return [buffer for buffer in held if buffer is not None]
 
     def _names_of_buffers(self) -> list[str]:
-        return [plain_name(name) for name, _ in self._model.named_buffers()]
+        return [name for name, owner, key in self._places if owner.get(key) is not None]
 
 
 def _split(sizes: Sequence[int], *tensors: Tensor) -> list[list[Integers]]:

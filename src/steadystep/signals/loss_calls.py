@@ -8,31 +8,24 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from steadystep._utils.tree import tensors_in
+from steadystep.signals.activations import take_off
 
 ACTIVATIONS = frozenset({"softmax", "log_softmax", "sigmoid", "logsigmoid", "tanh", "relu", "softplus"})
 LOSSES = frozenset(
     {
-        "cross_entropy",
-        "nll_loss",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "kl_div",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
+        *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
         *("soft_margin_loss", "hinge_embedding_loss", "poisson_nll_loss"),
         *("cosine_embedding_loss", "margin_ranking_loss"),
     }
 )
-_OF_PAIRS = frozenset({"cosine_embedding_loss", "margin_ranking_loss"})
+_OF_PAIRS = ("cosine_embedding_loss", "margin_ranking_loss")
 _FEWEST_SHARES = 4  # elements of a softmax whose sharpness means something
 _KEEPS_VALUES = frozenset(
     {
@@ -48,6 +41,8 @@ _KEEPS_KIND = frozenset({"mean", "sum", "mul", "__mul__", "__rmul__", "div", "__
 _MASKS = frozenset({"masked_fill", "masked_fill_", "where", "tril", "triu"})
 _ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _CUTS = frozenset({"detach", "detach_", "tolist", "numpy", "item"})
+_ZEROS, _SIZES = ("zeros", "zeros_like", "new_zeros"), ("norm", "vector_norm", *_SQUARES, *_ABSOLUTES)
+DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _OPTIONS = ("ignore_index", "label_smoothing", "log_target", "reduction")
 _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "special_expit": "sigmoid"}
 
@@ -96,6 +91,9 @@ class LossCall:
 class LossRecorder(TorchFunctionMode):
     """Records the calls inside its `with` block; what it keeps is detached."""
 
+    at_work: ClassVar[int] = 0
+    """How many are on torch's stack."""
+
     def __init__(self, data: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self._data = {id(tensor): tensor for tensor in data}
@@ -108,9 +106,12 @@ class LossRecorder(TorchFunctionMode):
         """What the loss functions returned, with its graph."""
         self.cuts: list[str] = []
         """Functions that took a result out of the graph, where it had several elements and a gradient."""
-        self.ahead = ""
-        """The call by which a position of a sequence sees later ones, if there is one without a mask."""
+        self._ahead = ""
+        self._causal = False
         self._masked = False
+        self._zeros: dict[int, Tensor] = {}
+        self.penalized = 0
+        """Parameters whose size was computed."""
         self.softmaxes: list[ActivationOrigin] = []
         """Every softmax, wherever it is."""
         self._used: dict[bool, dict[int, nn.Parameter]] = {False: {}, True: {}}
@@ -121,6 +122,14 @@ class LossRecorder(TorchFunctionMode):
         self.loss: Tensor | None = None
         """The last single number with a gradient."""
         self._origins: dict[int, tuple[Tensor, ActivationOrigin]] = {}
+
+    def __enter__(self) -> Self:
+        LossRecorder.at_work += 1
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *_: object) -> None:
+        LossRecorder.at_work -= 1
+        take_off(self)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,6 +144,9 @@ class LossRecorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         name = _OTHER_NAMES.get(name, name)
         given = args[0] if args else kwargs.get("input")
+        if name in _ZEROS and isinstance(result, Tensor):
+            self._zeros[id(result)] = result
+        self.penalized += name in _SIZES and isinstance(given, nn.Parameter)
         if isinstance(result, Tensor | tuple):
             self._use((*args, *kwargs.values()), result)
             self._look_ahead(name, args, kwargs)
@@ -165,11 +177,17 @@ class LossRecorder(TorchFunctionMode):
         masks = name in _MASKS or (name in ("add", "__add__", "__iadd__") and isinstance(args[1], Tensor))
         self._masked = self._masked or (masks and square)
         mask = kwargs.get("attn_mask", args[3] if name == "scaled_dot_product_attention" and len(args) > 3 else None)
-        is_open = name in _ATTENTION and mask is None and not kwargs.get("is_causal")
-        if is_open or (name == "softmax" and square and not self._masked):
-            self.ahead = name
+        is_open = mask is None and not kwargs.get("is_causal")
+        self._causal = self._causal or (name in _ATTENTION and not is_open)
+        if (is_open and name in _ATTENTION) or (name == "softmax" and square and not self._masked):
+            self._ahead = name
         elif name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(args) > 7 and args[7] is True:
-            self.ahead = f"bidirectional {name}"
+            self._ahead = f"bidirectional {name}"
+
+    @property
+    def ahead(self) -> str:
+        """The call by which a position of a sequence sees later ones, if there is one and no attention has a mask."""
+        return "" if self._causal else self._ahead
 
     @property
     def used(self) -> set[int]:
@@ -189,6 +207,10 @@ class LossRecorder(TorchFunctionMode):
     def _loss(self, name: str, given: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         place = 2 if name in _OF_PAIRS else 1
         target = args[place] if len(args) > place else kwargs.get("target")
+        if name in DISTANCES and id(target) in self._zeros:  # why: a residual is to vanish, and is no label
+            _, left, right, _ = self._steps.get(id(given), (None, given, None, ""))
+            turned = right is not None and right.requires_grad and not left.requires_grad
+            given, target = (right, left) if right is not None and turned else (left, right)
         one = isinstance(result, Tensor) and result.numel() == 1
         returned = result.detach().reshape(()) if one else None
         if one:
@@ -215,12 +237,8 @@ class LossRecorder(TorchFunctionMode):
             made = ActivationOrigin(name, place, tuple(given.shape), origin)
             self._origins[id(result)] = (result, made)
             self.softmaxes += [made] if place is not None else []
-            if (
-                name == "softmax"
-                and place is not None
-                and given.shape[place] >= _FEWEST_SHARES
-                and result.requires_grad
-            ):
+            wide = name == "softmax" and place is not None and given.shape[place] >= _FEWEST_SHARES
+            if place is not None and wide and result.requires_grad:
                 self.sharpness.append(result.detach().amax(place).mean())
         elif name in _KEEPS_VALUES or name in _KEEPS_ORDER:
             if origin is not None:
@@ -235,14 +253,11 @@ class LossRecorder(TorchFunctionMode):
     def _distance(self, name: str, given: Tensor, args: tuple[Any, ...], result: Tensor) -> None:
         """Follow a mean of squared or absolute differences that is written by hand."""
         other = args[1] if len(args) > 1 else None
-        if isinstance(given, nn.Parameter) or isinstance(
-            other, nn.Parameter
-        ):  # a penalty on weights compares no outputs
+        if nn.Parameter in (type(given), type(other)):  # a penalty on weights compares no outputs
             return
         if name in ("sub", "__sub__", "rsub", "__rsub__") and isinstance(other, Tensor):
             # why data: differences of all pairs of outputs are meant, those of outputs and targets are not
-            ours = given.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()
-            if result.numel() > max(given.numel(), other.numel()) and not self._stored.isdisjoint(ours):
+            if result.numel() > max(given.numel(), other.numel()) and self._is_data(given, other):
                 self.differences.append((tuple(given.shape), tuple(other.shape)))
             self._steps[id(result)] = (result, given, other, "")
         elif id(given) in self._steps:
@@ -257,8 +272,15 @@ class LossRecorder(TorchFunctionMode):
                 elif name in ("mean", "sum"):
                     self._by_hand(kind, left, right, result)
 
+    def _is_data(self, one: Tensor, other: Tensor) -> bool:
+        """Whether one of the two comes with the batch; where that is unknown: is no output."""
+        if not self._stored:
+            return one.requires_grad != other.requires_grad
+        return not self._stored.isdisjoint((one.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()))
+
     def _by_hand(self, kind: str, left: Tensor, right: Tensor, result: Tensor) -> None:
-        left, right = (right, left) if id(left) in self._data else (left, right)
+        turned = id(left) in self._data or (not self._data and right.requires_grad and not left.requires_grad)
+        left, right = (right, left) if turned else (left, right)
         apart = (left - right).detach()
         mean = apart.square().mean() if kind == "mse_loss" else apart.abs().mean()
         self._loss(kind, left, (left, right), {}, result)
@@ -270,17 +292,9 @@ def _mean_of(result: Any, target: Any, options: Mapping[str, Any]) -> Tensor | N
         return None
     if options.get("reduction") == "sum" and isinstance(target, Tensor) and result.numel() == 1:
         return result.detach().reshape(()) / max(target.numel(), 1)
-    return result.detach().mean()
+    return result.detach().reshape(()) if result.numel() == 1 else result.detach().mean()
 
 
 def _is_ours(depth: int) -> bool:
     """Whether a hook of this package made the call."""
     return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("steadystep.")
-
-
-def record_losses(loss: Callable[[Any], Tensor], batch: Any) -> tuple[LossRecorder, Tensor]:
-    """Run the loss of a batch once, and return what it called, and the loss with its graph."""
-    recorder = LossRecorder(tensor for _, tensor in tensors_in(batch))
-    with recorder:
-        value = loss(batch)
-    return recorder, value

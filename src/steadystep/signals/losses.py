@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadystep.signals.loss_calls import ActivationOrigin, LossCall
+from steadystep.signals.loss_calls import DISTANCES, ActivationOrigin, LossCall
 
 OF = " of "
 """Between the kind of a loss and the tensor that it is of."""
@@ -34,6 +34,7 @@ KINDS = {
 _IGNORED = -100
 _COPY = 0.9999  # correlation over a batch
 _MOST_COPIES = 1 << 12  # features that are compared with the target
+_FEWEST = 3  # batches
 
 
 def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -83,18 +84,16 @@ def _of_classes(values: Tensor, target: Tensor) -> dict[str, Tensor]:
 def _of_numbers(values: Tensor, target: Tensor) -> dict[str, Tensor]:
     gap = values - target
     squares = gap.square()
+    # bounded as torch's own
+    yes, no = torch.stack((values, 1.0 - values)).clamp_(min=0.0).log_().clamp_(min=-100.0).unbind()
     return {
         "bce with logits": functional.binary_cross_entropy_with_logits(values, target),
-        "bce": -(target * _log(values) + (1.0 - target) * _log(1.0 - values)).mean(),
+        "bce": -(target * yes + (1.0 - target) * no).mean(),
         "mse": squares.mean(),
         "l1": gap.abs().mean(),
         "huber": functional.huber_loss(values, target),
         "sum of squares": squares.sum(),
     }
-
-
-def _log(values: Tensor) -> Tensor:
-    return values.clamp(min=0.0).log().clamp(min=-100.0)  # as torch's own
 
 
 def _broadcast(values: Tensor, target: Tensor) -> Tensor:
@@ -136,7 +135,6 @@ def is_log_distribution(values: Tensor, dim: int) -> bool:
     return values.is_floating_point() and is_distribution(values.exp(), dim)
 
 
-_DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _BOUNDED = ("sigmoid", "softmax")
 _UNFIT = (*_BOUNDED, "relu", "tanh")
 WRONG_LOSS, SOFTMAX_AXIS = "wrong-loss", "softmax-axis"
@@ -170,7 +168,7 @@ def mistakes(
         if twice:
             yield WRONG_LOSS, twice
     pairs = [
-        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in _DISTANCES and c.target is not None
+        (tuple(c.given.shape), tuple(c.target.shape)) for c in calls if c.name in DISTANCES and c.target is not None
     ]
     for left, right in (*pairs, *differences):
         if _spreads(left, right):
@@ -246,10 +244,13 @@ class Copies:
     def __init__(self) -> None:
         self._least: Tensor | None = None
         self._seen = 0
+        self._none = False
 
     @torch.no_grad()
     def add(self, given: Tensor, target: Tensor) -> None:
         """One more batch."""
+        if self._none:
+            return
         sequence = given.dim() == 3
         given = given[:, -1] if sequence else given
         if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
@@ -271,14 +272,14 @@ class Copies:
 
     def pending(self, home: torch.device) -> Tensor:
         """The correlation of the feature that goes best with the target in every batch, and its place."""
-        if self._least is None or self._seen < 3:
+        if self._least is None or self._seen < _FEWEST or self._none:
             return torch.zeros(2, device=home)
         best = self._least.max(0)
         return torch.stack((best.values, best.indices.to(best.values.dtype))).float().to(home)
 
-    @staticmethod
-    def read(correlation: float, place: float) -> str:
-        """In words; empty where there is none."""
+    def read(self, correlation: float, place: float) -> str:
+        """In words; empty where there is none, and then there never will be: the least of all batches counts."""
+        self._none = self._seen >= _FEWEST and not correlation >= _COPY
         return f"feature {place:.0f} of the input" if correlation >= _COPY else ""
 
 

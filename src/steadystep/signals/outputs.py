@@ -1,9 +1,7 @@
 """What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, final
 
 import torch
@@ -12,22 +10,22 @@ from torch import Tensor, nn
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.records import OutputStats
-from steadystep.signals import (
+from steadystep.signals.activations import ForwardHooks, SilentHook, compiles, numbers_may_leave, open_modules
+from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
+from steadystep.signals.batches import (
     MOST,
     UNKNOWN,
-    count_leaves,
+    Inputs,
     faintest,
-    has_frozen_statistics,
     is_batch_first,
-    left_out,
     main_tensor,
     spread_of,
+    values_of,
 )
-from steadystep.signals.activations import ForwardHooks, compiles, numbers_may_leave, open_modules
-from steadystep.signals.batch_stats import BatchStatistics, PartStats, batch_tensors
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
 from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
+from steadystep.signals.structure import count_leaves, has_frozen_statistics, left_out
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -47,22 +45,21 @@ class Outputs(ForwardHooks):
         super().__init__(model)
         self._gradients = gradients
         self._batch: list[tuple[str, Tensor]] = []
-        self._step = 0
-        self._closed = False
-        self._outside = -1
+        self._step, self._closed, self._outside = 0, False, -1
         self._around: dict[str, Any] = {}
+        self._ordered: list[tuple[str, tuple[int, ...]]] = []
         self._misread: list[str] = []
+        self._listening = ExitStack()
         self._shape: tuple[int, ...] = ()
         self._evaluating = (False, False)
         self._child: Any = None
         self._kept: tuple[list[Any], Any] | None = None
         self._recorder: LossRecorder | None = None
         self._target: PartStats | None = None
-        self._copies = Copies()
+        self._copies, self._count = Copies(), 0
         self._called: dict[str, Any] = {}
-        self._count = 0
-        self.heard: Callable[[Any, int], None] = lambda batch, step: None
-        """Told of inputs and targets where the loop gives no batch."""
+        self.heard: Callable[[Any, int, Mapping[str, PartStats]], None] = lambda batch, step, measured: None
+        """Told of inputs and targets where the loop gives no batch, with what has measured the target."""
         self.seen: Callable[[], None] = lambda: None
         """Told when a forward pass has been measured."""
         self._names: tuple[str, ...] = ()
@@ -72,44 +69,68 @@ class Outputs(ForwardHooks):
     @contextmanager
     def seeing(self, batch: Any, step: int) -> Iterator[None]:
         """Around the forward pass of `step` on `batch`."""
+        self.begin(batch, step)
+        try:
+            yield
+            self.conclude()
+        finally:
+            self.drop()
+
+    def begin(self, batch: Any, step: int) -> None:
+        """Listen from here on, until `quiet`."""
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
+        self.start()
         # why not where something is compiled: a mode on the stack would be traced, or cause another compilation
         self._recorder = None if self._closed or compiles() else LossRecorder(tensor for _, tensor in self._batch)
-        try:
-            with self.watching(), self._recorder or nullcontext():
-                yield
-            given, output = self._kept or ([], self._child)
-            if output is not None:
-                self._called = {}
-                with suppress(Exception):  # why all: it must not cost the step
-                    self._hear(given)
-                self._see(self._model, given, output)
-            self.seen()
-        finally:
-            self._batch, self._child, self._kept, self._recorder = [], None, None, None
+        self._listening.enter_context(self._recorder or nullcontext())
+
+    def quiet(self) -> None:
+        """Backward begins: what was heard is kept for `conclude`."""
+        self._listening.close()
+        self.stop()
+
+    def conclude(self, batch: Any = None) -> None:
+        """Measure what was heard; of `batch`, where it is known only now."""
+        self.quiet()
+        if batch is not None and not self._batch:
+            self._batch = batch_tensors(batch)
+        given, output = self._kept or ([], self._child)
+        if output is not None:
+            self._called = {}
+            with suppress(Exception):  # why all: it must not cost the step
+                self._hear(given)
+            self._see(self._model, given, output)
+        self.seen()
+
+    def drop(self) -> None:
+        """Forget what was heard and not measured."""
+        self.quiet()
+        self._batch, self._child, self._kept, self._recorder = [], None, None, None
 
     def _hear(self, given: list[Any]) -> None:
         """The loss functions that were called, and the target of the first."""
-        heard = self._recorder
-        call = next((call for call in heard.calls if call.target is not None), None) if heard is not None else None
-        if heard is None:
+        if (heard := self._recorder) is None:
             return
-        size = len(self._batch[0][1]) if self._batch else 0
+        call = next((call for call in heard.calls if call.target is not None), None)
+        first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
+        size = len(self._batch[0][1]) if self._batch else 0 if first is None else len(first)
         wrong = dict.fromkeys(mistakes(heard.calls, heard.differences, heard.softmaxes, size))
         self._called = {"mistakes": tuple(wrong), "cuts": tuple(heard.cuts[:3]), "terms": len(heard.calls)}
-        self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead}
+        self._called |= {"unlinked": self._held_of(heard), "ahead": heard.ahead, "penalized": heard.penalized}
         self._called["policy"] = heard.picks and not heard.calls
         if call is None or call.target is None or not call.target.dim() or call.target.is_complex():
             return
         self._count_target(call)
         target = call.target
-        first = next((tensor.detach() for _, tensor in tensors_in(given) if tensor.dim()), None)
         if first is not None and first.data_ptr() == target.data_ptr() and first.numel() == target.numel():
             self._called["ahead"] = "the target is the input itself"
         if first is not None and len(heard.calls) == 1:
             self._copies.add(first, target)
         if not self._batch:
-            self.heard({"target": target} if first is None else {"input": first, "target": target}, self._step)
+            measured = {TARGET: self._target} if self._target is not None and without_ignored(call) is target else {}
+            batch = {"target": target} if first is None else {"input": first, "target": target}
+            self.heard(batch, self._step, measured)
+            self._batch = [] if first is None else [("['input']", first)]
         if not any(tensor.data_ptr() == target.data_ptr() for _, tensor in self._batch):
             self._batch.append((TARGET, target))
 
@@ -121,8 +142,10 @@ class Outputs(ForwardHooks):
             self._target = known = PartStats(TARGET, target, flat=known is not None)
         known.add(target)
         kind = "" if call.weighted or not has_known_level(call) else KINDS.get(call.name, "")
-        made = "" if call.origin is None else call.origin.name
-        self._called |= {"kind": kind, "result": call.result, "activation": made}
+        made = call.origin
+        if made is not None and made.before is not None and "log" in made.name:  # what the scores come from
+            made = made.before
+        self._called |= {"kind": kind, "result": call.result, "activation": "" if made is None else made.name}
 
     def _held_of(self, heard: LossRecorder) -> tuple[str, ...]:
         """Names of the parameters that an optimizer holds and that were computed with under `no_grad` only."""
@@ -135,25 +158,25 @@ class Outputs(ForwardHooks):
         modules = [] if self._closed else open_modules(self._model)
         if not modules:
             return
-        self._handles.append(self._model.register_forward_hook(self._look, with_kwargs=True))
+        self._handles.append(self._model.register_forward_hook(SilentHook(self._look), with_kwargs=True))
         # why only in training: hooks would take torch's fast path from attention
         open_ones = [child for child in self._model.children() if child.training or not isinstance(child, _ATTENTION)]
-        self._handles += [child.register_forward_hook(self._keep) for child in open_ones]
+        self._handles += [child.register_forward_hook(SilentHook(self._keep)) for child in open_ones]
         for name, module in modules:
             attention = getattr(module, "self_attn", module)
             if isinstance(module, _TIME_FIRST) and module.training and not getattr(attention, "batch_first", True):
-                self._handles.append(module.register_forward_pre_hook(self._order(name)))
+                self._handles.append(module.register_forward_pre_hook(SilentHook(self._order(name))))
 
     def clear(self) -> None:
         """Take the hooks away and forget what they saw."""
         self.stop()
-        self.waiting, self._misread, self._child, self._kept, self._count = [], [], None, None, 0
+        self.waiting, self._ordered, self._child, self._kept, self._count = [], [], None, None, 0
 
     def _order(self, name: str) -> Callable[[nn.Module, Any], None]:
         def look(_: nn.Module, args: Any) -> None:
             given = args[0] if args else None
-            if isinstance(given, Tensor) and given.dim() == 3 and is_batch_first(given, self._batch):
-                self._misread.append(name)
+            if isinstance(given, Tensor) and given.dim() == 3:
+                self._ordered.append((name, tuple(given.shape)))
 
         return look
 
@@ -170,8 +193,7 @@ class Outputs(ForwardHooks):
 
     def _see(self, module: nn.Module, given: list[Any], output: Any) -> None:
         try:
-            found = main_tensor(output)
-            if found is not None:
+            if (found := main_tensor(output)) is not None:
                 self._measure(module, given, found, output)
         except Exception:  # why all: it must not cost the step
             self._closed, self.waiting = True, []
@@ -192,13 +214,14 @@ class Outputs(ForwardHooks):
             result, kind = self._called.pop("result", None), self._called.get("kind", "")
             if result is not None and kind:
                 losses[f"{kind}{OF}{TARGET}"] = result
-            numbers = [*_shape_of_values(part.float()), spread_of(None if first is None else first.detach())]
+            numbers = [*values_of(part.float()), spread_of(None if first is None else first.detach())]
             sharp = [] if self._recorder is None else self._recorder.sharpness
             numbers += [faintest(everything, output), torch.stack(sharp).amax() if sharp else UNKNOWN]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
             self.waiting = [torch.cat([torch.stack(flat), self._copies.pending(home), *target])]
+        self._misread = [name for name, shape in self._ordered if is_batch_first(shape, self._batch)]
         self._names, self._shape = tuple(losses), tuple(output.shape)
         self._evaluating = not module.training, not module.training or has_frozen_statistics(module)
 
@@ -207,7 +230,7 @@ class Outputs(ForwardHooks):
         self.waiting = []
         low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
-        copied = Copies.read(next(host), next(host))
+        copied = self._copies.read(next(host), next(host))
         return OutputStats(
             step=self._step,
             shape=self._shape,
@@ -240,14 +263,20 @@ class Outputs(ForwardHooks):
 class Evidence:
     """Batches and outputs, for the host read of a step."""
 
-    def __init__(self, outputs: Outputs | None = None) -> None:
-        self._batches = BatchStatistics()
+    def __init__(self, outputs: Outputs | None = None, inputs: Inputs | None = None) -> None:
+        self._batches, self._inputs = BatchStatistics(), inputs
         self._outputs = outputs
         self.waiting: list[Tensor] = []
         """Flat tensors for the next host read, in the order `read` wants them."""
         if outputs is not None:
-            outputs.heard = partial(self._batches.add, enough=_PROBES)
+            outputs.heard = self._hear
             outputs.seen = self._gather
+
+    def _hear(self, batch: dict[str, Tensor], step: int, measured: Mapping[str, PartStats]) -> None:
+        """Of a loop that gives no batch."""
+        self._batches.add(batch, step, enough=_PROBES, measured=measured)
+        if self._inputs is not None:
+            self._inputs.add(batch.get("input"))
 
     def add(self, batch: Any, step: int) -> None:
         """The batch of a step."""
@@ -268,22 +297,3 @@ class Evidence:
             found["batch"] = self._batches.read(values)
         self.waiting = []
         return found
-
-
-def _shape_of_values(values: Tensor) -> list[Tensor]:
-    """Smallest, largest, RMS, spread, errors of the sums over rows and columns, entropy, alignment, distinct rows."""
-    low, high = torch.aminmax(values)
-    rms = values.square().mean().sqrt()
-    unknown = torch.full_like(rms, math.nan)
-    if values.dim() < 2:
-        return [low, high, rms, spread_of(values), unknown, unknown, unknown, unknown, unknown]
-    row = (values.sum(-1) - 1.0).abs().amax()
-    column = (values.sum(0) - 1.0).abs().amax()
-    logs = torch.log_softmax(values, -1)
-    entropy = -(logs.exp() * logs).sum(-1).mean() if values.shape[-1] > 1 else unknown
-    rows = values.flatten(0, -2)
-    units = rows * rows.square().sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
-    alignment = units.mean(0).square().sum().sqrt() if values.shape[-1] > 1 else unknown
-    samples = values.flatten(1)
-    apart = ((samples - samples.roll(1, 0)).abs().amax(1) > 1e-6 * rms).float().mean()
-    return [low, high, rms, spread_of(values), row, column, entropy, alignment, apart]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, final
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from steadystep.records import Probe
-from steadystep.signals.activations import Activations
+from steadystep.records import Probe, Signals
+from steadystep.signals.activations import Activations, compiles, numbers_may_leave
 from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.outputs import Outputs
@@ -59,6 +61,10 @@ class UpdateProbes:
         self._step = 0
         self.waiting: list[Tensor] = []
         """Flat tensors for the next host read, in the order `read` wants them."""
+        self.listens = True
+        """Passes that the loop makes by itself are watched too."""
+        self._awaited: RemovableHandle | None = None
+        self._listens = False
         self.record: Probe | None = None
         """One that was read already, when the state was saved."""
 
@@ -124,9 +130,55 @@ class UpdateProbes:
         for watcher in self._watchers:
             watcher.clear()  # its hooks may be at work again before these numbers are read
 
+    def expect(self, step: int) -> None:
+        """Watch the next forward pass, which the loop makes by itself, if `step` is due."""
+        self.drop_pass()
+        if self._outputs is not None and self.listens and self.due(step) and not compiles():
+            self._awaited = self._outputs.before_pass(partial(self._begin, step))
+
+    def _begin(self, step: int, *_: Any) -> None:
+        if self._awaited is None or self._outputs is None or not torch.is_grad_enabled() or not numbers_may_leave():
+            return
+        self._awaited.remove()
+        self._awaited, self._listens = None, True
+        for watcher in self._watchers:
+            watcher.start()
+        self._outputs.begin(None, step)
+
+    def quiet(self) -> None:
+        """Backward begins."""
+        if self._listens and self._outputs is not None:
+            self._outputs.quiet()
+            for watcher in self._watchers:
+                watcher.stop()
+
+    def conclude(self, batch: Any = None) -> None:
+        """The pass that was watched has led to the gradients of this model."""
+        if self._listens and self._outputs is not None:
+            self.quiet()
+            self._outputs.conclude(batch)
+            self._outputs.drop()
+            self._listens = False
+
+    def drop_pass(self) -> None:
+        """It was another network's, or there was none."""
+        if self._awaited is not None:
+            self._awaited.remove()
+            self._awaited = None
+        if self._listens and self._outputs is not None:
+            self._outputs.drop()
+            for watcher in self._watchers:
+                watcher.clear()
+            self._listens = False
+
     @contextmanager
     def watching(self, batch: Any = None, step: int = 0) -> Iterator[None]:
         """Around the forward pass of a step that is due: hooks on activations, attention and the output."""
+        if self._listens:  # the loop has made it by itself
+            self.conclude(batch)
+            yield
+            return
+        self.drop_pass()
         with ExitStack() as stack:
             if self._outputs is not None:
                 stack.enter_context(self._outputs.seeing(batch, step))
@@ -186,3 +238,56 @@ class UpdateProbes:
 
 def _unless_unknown(values: tuple[float, ...]) -> tuple[float, ...]:
     return () if all(math.isnan(value) for value in values) else values
+
+
+_SINCE = 64  # steps: what stands out is compared with as many to twice as many before it
+_CREDIT = 4.0  # steps that can be called in a row
+_MORE_NORM, _MORE_PEAK = 1.5, 1.2  # times the largest: of each gradient, of each buffer
+
+
+@final
+class Standouts:
+    """Calls steps worth computing again: larger than anything lately, and no more than one in `every` of them.
+
+    A fault that harms a run shows in the loss, in a gradient or in a running statistic at the step it happens in. Most
+    steps that stand out are healthy ones; those cost a second computation and nothing else.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._income, self._credit, self._count = 1.0 / every, 0.0, 0
+        self._largest: list[dict[str, float]] = [{}, {}]
+        """Of the last whole 64 steps, and of those since: limits by name."""
+
+    def call(self, signals: Signals) -> bool:
+        """Whether this step stands out, and may be computed again."""
+        self._credit = min(self._credit + self._income, _CREDIT)
+        if self._count < _SINCE or self._credit < 1.0:
+            return False
+        before, lately = self._largest
+        odd = not signals.all_finite or any(
+            value > max(before.get(name, -math.inf), lately.get(name, -math.inf))
+            for name, value in _values(signals)
+            if name in before
+        )
+        self._credit -= odd
+        return odd
+
+    def learn(self, signals: Signals) -> None:
+        """What the step came to, once it is known to be right."""
+        if not signals.all_finite:
+            return
+        if self._count and self._count % _SINCE == 0:
+            self._largest = [self._largest[1], {}]
+        self._count += 1
+        lately, counts = self._largest[1], 2 + len(signals.norms)
+        for number, (name, value) in enumerate(_values(signals)):
+            limit = value * (1.0 if number < 2 else _MORE_NORM if number < counts else _MORE_PEAK)
+            if limit > lately.get(name, -math.inf):
+                lately[name] = limit
+
+
+def _values(signals: Signals) -> Iterator[tuple[str, float]]:
+    yield "the loss", signals.loss
+    yield "the gradient norm", signals.grad_norm
+    yield from zip(signals.names, signals.norms, strict=True)
+    yield from zip(signals.buffers, signals.buffer_peaks, strict=True)

@@ -185,6 +185,11 @@ class Snapshots:
         self._states = [s for s in self._states if s.step <= step]
         return state
 
+    def come_back(self, step: int) -> Snapshot:
+        """Undo `roll_back`: restore the state of `step`, which it passed over, and know all of them again."""
+        self._states, self._passed_over = [*self._states, *self._passed_over], []
+        return self.roll_back(step, replay=False)
+
     def is_as_it_was(self, updates: int) -> bool:
         """Whether everything is as in the state with so many updates that `roll_back` passed over; True without one."""
         state = next((s for s in self._passed_over if s.updates == updates), None)

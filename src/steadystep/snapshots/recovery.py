@@ -91,6 +91,14 @@ class NoRecovery:
         """Never planned without a state to restore."""
         raise AssertionError("a rollback without a state")
 
+    def keep_present(self, *, step: int, updates: int, lr: float, to: int) -> bool:
+        """There is no room for it."""
+        return False
+
+    def come_back(self, step: int) -> None:
+        """Never planned without a state to restore."""
+        raise AssertionError("a rollback without a state")
+
     def restore_moments(self, step: int) -> None:
         """Never planned without a state to restore."""
         raise AssertionError("a rollback without a state")
@@ -247,6 +255,17 @@ class InMemory:
         state.load(self._parts, snapshot.parts)
         self.due = None
         return snapshot.updates
+
+    def keep_present(self, *, step: int, updates: int, lr: float, to: int) -> bool:
+        """Take a snapshot to `come_back` to, not in the place of that of `to`; False where they are not both kept."""
+        self._suspected_since = to + 1
+        self._take(step, updates, lr)
+        kept = [state.step for state in self.states]
+        return to in kept and kept[-1] == step
+
+    def come_back(self, step: int) -> None:
+        """Undo a rollback: everything is as it was when `keep_present` was called."""
+        state.load(self._parts, self._snapshots.come_back(step).parts)
 
     def restore_moments(self, step: int) -> None:
         """Restore the optimizer's state of `step`; weights stay."""

@@ -155,7 +155,7 @@ class ZeroGradientState(PartState):  # noqa: D101
     in_a_row: WholeNumber
     zeros: dict[str, WholeNumber]
     alive: tuple[WholeNumber, dict[str, WholeNumber], list[str]] | None = None
-    said: tuple[WholeNumber, int] | None = None
+    said: tuple[WholeNumber, int] | tuple[WholeNumber, int, WholeNumber] | None = None
 
 
 class UpdateRatioState(PartState):  # noqa: D101

@@ -140,6 +140,7 @@ class Watcher:
         self._seen.before = self._before_backward
         # why not in a pipeline: a schedule divides the gradients after its last backward
         if find_loss and self.guard._parts.ranks.stages is None:
+            self._seen.probes = self.guard._parts.probes
             listeners.listen_to_backward(self._seen)
             listeners.listen_to_clipping(self._seen)
 

@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from steadystep.diagnosis.measured import LoopHabits
-from steadystep.signals import Measurer
+from steadystep.signals import Measurer, UpdateProbes
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
 from steadystep.watching.listeners import Clip
 from steadystep.watching.recorder import Recorder
@@ -51,6 +51,8 @@ class Collected:
         self._last: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.norms: list[Tensor] | None = None
         """Of each gradient at the end of the last backward pass, on the device, when `measuring`."""
+        self.probes: UpdateProbes | None = None
+        """Told of backward passes, where the forward pass is watched."""
         self.before: Callable[[], None] = lambda: None
         """Called before each backward pass of the program."""
         self._habits, self._optimizers = habits or LoopHabits(), optimizers
@@ -71,6 +73,8 @@ class Collected:
         """Backward begins."""
         if self._recorder is not None:
             self._recorder.hush()
+        if self.probes is not None:
+            self.probes.quiet()
 
     def before_backward(self, loss: Tensor, *, plainly: bool) -> None:
         """Gradients that somebody changed since the last pass were cleared: what was gathered is void."""
@@ -103,6 +107,8 @@ class Collected:
         now = self._now()
         if self._recorder is not None:
             self._recorder.after_backward(ours=now != self._before, cleared=self._cleared)
+        if self.probes is not None:
+            self.probes.conclude() if now != self._before else self.probes.drop_pass()
         if now == self._before:
             return
         self._marks = now

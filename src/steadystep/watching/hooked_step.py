@@ -94,7 +94,7 @@ class HookedStep:
 
     def _decide(self, returned: Any) -> None:
         parts, pipeline = self._parts, self._pipeline
-        parts.around.abandon()
+        parts.begin_step()
         if self._fresh is not None:
             if self._fresh != self._versions():  # loaded since: what was remembered is not what is trained
                 parts.recovery.outdate()

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from steadystep._utils.rng import RngState
 from steadystep._utils.tree import held_in, mapped
-from steadystep.signals.activations import compiles
+from steadystep.signals.activations import compiles, take_off
+from steadystep.signals.loss_calls import LossRecorder
 
 _MOST = 64  # functions between forward and backward: beyond that it is another network, and it costs
 _MOST_CALLS = 1024  # of all kinds: `zero_grad` reads and writes the gradient of each parameter
@@ -186,14 +187,7 @@ class TapeMode(TorchFunctionMode):
 
     def pop(self) -> None:
         """End it. Modes that the loop has entered since stay."""
-        above = []
-        while torch._C._len_torch_function_stack():
-            mode = _modes._pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            _modes._push_mode(mode)
+        take_off(self)
 
 
 _GRAD = torch.Tensor.grad
@@ -206,10 +200,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _default_modes() -> int:
-    """Modes that are the process's own: `torch.set_default_device` enters one."""
+    """Modes that are the process's own, as `torch.set_default_device` enters one, or this package's."""
     if not torch._C._len_torch_function_stack():
         return 0
-    return int(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None)
+    own = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not None
+    return int(own) + LossRecorder.at_work
 
 
 def _cast_of(device: str) -> _Cast:

@@ -15,7 +15,7 @@ from steadystep.actions import ByTensors, ByUnits
 from steadystep.clip import PercentileClip, TensorEMAClip
 from steadystep.records import Outcome, Plan, Signals
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate
-from tests.unit.actions.parts import FOUND, Bench
+from tests.unit.actions.parts import FOUND, Bench, Noted
 
 GRADS = [[3.0, 0.0], [4.0]]
 
@@ -450,3 +450,12 @@ class TestPrepare:
         bench = Bench()
         bench.updater.prepare(Plan(actions=("copy-replica", "skip-step"), rank=2))
         assert bench.said.of("forget") == []
+
+    def test_a_coefficient_is_raised_where_there_are_any(self) -> None:
+        bench = Bench()
+        bench.updater.prepare(Plan(actions=("raise-coefficient",), raises="kl_coef"))  # nobody has registered one
+        bench.updater.controls = Noted(bench.said)  # type: ignore[assignment]
+        bench.updater.prepare(Plan())
+        assert bench.said.of("raise_") == []
+        bench.updater.prepare(Plan(actions=("raise-coefficient",), raises="kl_coef"))
+        assert bench.said.of("raise_") == [("raise_", "kl_coef")]

@@ -1,5 +1,6 @@
 """Where a loop is in its data: counted, saved, found again."""
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -73,11 +74,11 @@ def test_batches_and_passes_are_counted() -> None:
         "abc", lambda: between.append((position.epoch, position.batch)), lambda: ended.append(position.open)
     )
     for letter in source:
-        seen.append((letter, position.epoch, position.batch, position.at_last, position.open))
+        seen.append((letter, position.epoch, position.batch, position.left < 1, position.open))
     assert seen == [("a", 0, 0, False, True), ("b", 0, 1, False, True), ("c", 0, 2, True, True)]
     assert between == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert (position.epoch, position.batch, position.open, ended) == (1, 0, False, [False])
-    assert not position.at_last
+    assert position.left == math.inf
 
 
 def test_batches_to_skip_are_counted_and_not_given() -> None:
@@ -90,7 +91,7 @@ def test_batches_to_skip_are_counted_and_not_given() -> None:
 
 def test_without_a_length_no_batch_is_known_to_be_the_last() -> None:
     position = DataPosition(CPU)
-    assert [position.at_last for _ in position.batches(iter("abc"), nothing)] == [False] * 3
+    assert [position.left < 1 for _ in position.batches(iter("abc"), nothing)] == [False] * 3
 
 
 def test_a_batch_counts_once_a_step_was_made_with_it() -> None:

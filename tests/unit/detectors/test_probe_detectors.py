@@ -422,3 +422,23 @@ def test_concerns_must_come_in_a_row() -> None:
 def test_a_loss_of_zero_needs_no_gradient() -> None:
     done = [signals(step, norms=(0.0, 0.0), loss=0.0) for step in range(40)]
     assert run(ZeroGradient(), done) == []
+
+
+def test_a_scaler_that_loses_all_gradients_is_noted_at_each_step_from_the_third_on() -> None:
+    alive = [signals(s, norms=(1.0, 0.5), scaled=True) for s in range(20)]
+    zero = [signals(s, norms=(0.0, 0.0), scaled=True) for s in range(20, 32)]
+    found = run(ZeroGradient(), [*alive, *zero])
+    assert [each.step for each in found] == list(range(22, 32))
+    assert [each.step for each in found if each.severity == "warn"] == [27]
+    assert [each.step for each in run(ZeroGradient(), zero)] == [27]  # it never had a gradient
+    unscaled = [signals(s, norms=each.norms) for s, each in enumerate([*alive, *zero])]
+    assert [each.step for each in run(ZeroGradient(), unscaled)] == [27]
+
+
+def test_a_run_that_comes_back_from_short_streaks_has_them() -> None:
+    short = [signals(s, norms=(0.0, 0.0) if s % 20 > 14 else (1.0, 0.5), scaled=True) for s in range(95)]
+    detector = ZeroGradient()
+    assert [each.step for each in run(detector, short)] == [17, 18, 19]
+    again = ZeroGradient()
+    again.load_state_dict(json.loads(json.dumps(detector.state_dict())))
+    assert run(again, [signals(s, norms=(0.0, 0.0), scaled=True) for s in range(100, 106)]) == []

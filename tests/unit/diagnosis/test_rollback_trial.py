@@ -205,3 +205,8 @@ class TestSilent:
         made.heard(loud)
         assert made.finding is not None
         assert made.finding.severity == "act"
+
+
+def test_a_replay_as_a_test_is_made_once_in_500_steps() -> None:
+    trial = RollbackTrial()
+    assert [step for step in range(0, 1200, 100) if trial.may_replay(step)] == [0, 500, 1000]

@@ -135,8 +135,8 @@ def test_incidents_are_counted_and_dated() -> None:
 
 
 def test_a_cause_comes_before_its_consequences() -> None:
-    run_history = numbers(falling())
-    signals = Signals(step=300, loss=0.12, grad_norm=1.0)
+    run_history = numbers([2.0 - step / 1000 for step in range(300)])  # not halved: that would excuse it
+    signals = Signals(step=300, loss=1.7, grad_norm=1.0)
     found = (warning("growing-gradient"), warning("vanishing-gradient"), warning("clip-rate"))
     run_history.note(signals, explain(signals, found), stepped=True)
     assert first(run_history).cause == "missing-zero-grad"

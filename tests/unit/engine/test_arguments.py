@@ -1,7 +1,9 @@
 """What a call may be given, and what is refused before anything is changed."""
 
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import steadystep
 from steadystep.config import Config
 from steadystep.engine import arguments
 from steadystep.engine.learning_rate import check_rates
@@ -216,3 +219,27 @@ def test_rates_that_one_can_multiply() -> None:
     for empty in ((), ({"params": [], "lr": 0.1},)):
         with pytest.raises(MisuseError):
             check_rates(optimizer_of(*empty))
+
+
+@pytest.mark.parametrize("response", [False, True])
+def test_a_step_waits_for_a_copy_of_the_weights(response: bool) -> None:
+    """Handed over as a future, or as what `dcp.async_save` returned; its error is not ours."""
+    model = torch.nn.Linear(2, 1)
+    guard = steadystep.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before, seen = model.weight.detach().clone(), []
+
+    def copied() -> None:
+        time.sleep(0.1)
+        seen.append(model.weight.detach().clone())
+        raise OSError("disk full")
+
+    with ThreadPoolExecutor(1) as thread:
+        staging = thread.submit(copied)
+        guard.wait_for(SimpleNamespace(staging_completion=staging) if response else staging)
+        assert guard.step(lambda: model(torch.ones(3, 2)).square().mean()).stepped
+        assert staging.done()
+    assert torch.equal(seen[0], before)
+    assert not torch.equal(model.weight, before)
+    with pytest.raises(MisuseError, match="takes a future"):
+        guard.wait_for("folder")
+    guard.close()

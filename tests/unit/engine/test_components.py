@@ -271,17 +271,19 @@ class TestMeasuring:
             ("autopilot", True, 2, True, False),
         ],
     )
-    def test_batches_are_split_in_one_process_that_may_intervene(
+    def test_batches_are_split_where_the_guard_may_intervene(
         self, mode: str, splits: bool, size: int, kept: bool, used: bool
     ) -> None:
         model, optimizer = net()
         at = ranks(size=size)
         at.watch, at.norms = lambda *_, **__: None, lambda names, norms: norms
+        at.stand_in, at.any_rank = None if size == 1 else object(), lambda wanted: wanted
         settings = config(mode, training={"split_when_out_of_memory": splits})
         made = components.measuring_for(settings, model, optimizer, at, repeats=True)
         assert (made.measurer.over_ranks is None) is (size == 1)
         assert (made.memory is not None) is kept
         assert (made.runner._memory is not None) is used
+        assert (made.runner._shortage is not None) is (kept and not used)  # several ranks agree first
         if made.memory is not None:
             assert made.memory.size is None
 

@@ -96,6 +96,9 @@ def test_a_batch_that_is_suddenly_too_large_is_noticed_soon(before: int) -> None
 def test_peaks_are_those_of_the_infinity_norm(dtype: torch.dtype) -> None:
     numbers: list[Tensor] = [torch.randn(3, 5), torch.tensor([-7.0, 2.0]), torch.tensor([math.nan, 1.0])]
     numbers += [torch.tensor([-math.inf, 1.0]), torch.tensor(3.0), torch.zeros(2)]
+    large = torch.rand(4, 30, 40)  # all above zero, all below, and with what is not finite
+    numbers[2:2] = [large[0], -large[1], large[2].index_fill(0, torch.tensor([7]), math.nan)]
+    numbers.append(large[3].index_fill(1, torch.tensor([7]), -math.inf))
     held = [tensor.to(dtype) for tensor in numbers] + [torch.tensor([1.0, -2.0])]
     expected = torch.stack([norm.double() for norm in torch._foreach_norm(held, torch.inf)])
     assert torch.equal(torch.stack([peak.double() for peak in peaks(held)]).nan_to_num(-1.0), expected.nan_to_num(-1.0))

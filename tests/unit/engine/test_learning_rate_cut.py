@@ -133,25 +133,12 @@ def test_under_a_held_leap_there_is_still_room_for_a_cut() -> None:
     assert ceiling.lr == pytest.approx(0.7e-3)
 
 
-def test_it_can_be_given_back_at_once() -> None:
-    ceiling = Ceiling()
-    for lr in (0.5, 0.3):
-        ceiling.limit(lr)
-    ceiling.rewarm(50)
-    ceiling.give_back()
-    assert not ceiling.low
-    assert ceiling.multiplier(1.0) == 1.0
-    ceiling.limit(0.07)
-    assert lifted_after(ceiling, 1.0) == 101  # and the next one begins from the start
-
-
 rates = st.floats(1e-12, 1e6)
 events = st.lists(
     st.one_of(
         st.tuples(st.just("limit"), st.one_of(rates, st.just(0.0)), st.sampled_from([None, 0, 10, 500, 10**6])),
         st.tuples(st.just("rewarm"), st.integers(0, 200)),
         st.tuples(st.just("updated"), st.one_of(rates, st.just(0.0)), st.integers(1, 2000)),
-        st.tuples(st.just("give back")),
         st.tuples(st.just("resume")),
     ),
     max_size=12,
@@ -169,8 +156,6 @@ def after(events: list[tuple]) -> Ceiling:
             case "updated":
                 for _ in range(what[1]):
                     ceiling.updated(what[0])
-            case "give back":
-                ceiling.give_back()
             case "resume":
                 state = json.loads(json.dumps(ceiling.state_dict(), allow_nan=False))
                 ceiling = Ceiling()

@@ -32,14 +32,20 @@ def net() -> nn.Sequential:
 class Hits:
     """Flips bits of the output of one layer, in the computations that it is told to."""
 
-    def __init__(self, model: nn.Sequential, *computations: int, bit: int = 22) -> None:
+    last: "Hits"
+
+    def __init__(self, model: nn.Sequential, *computations: int, bit: int | None = 22) -> None:
         self.count, self._computations, self._bit = 0, computations, bit
+        Hits.last = self
         model[MATMUL].register_forward_hook(self)
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         if self.count in self._computations:
             place = self._computations.index(self.count) % 16
-            output.data.view(torch.int32)[0, place] ^= 1 << self._bit
+            if self._bit is None:
+                output.data[0] *= -50.0
+            else:
+                output.data.view(torch.int32)[0, place] ^= 1 << self._bit
         self.count += 1
 
 
@@ -104,6 +110,39 @@ def test_a_transient_fault_is_reported_and_leaves_no_trace(hit: int, bit: int, m
     assert wrong.bits > 0
     assert wrong.count >= len(wrong.tensors) > 0
     assert "watch for a second one" in found.diagnosis.advice
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_stands_out_is_computed_again(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps 25, 50 and 75 are computed twice in any case, which is enough to be trusted.
+    clean, before, _ = seeded(25, steps=90, accumulate=accumulate)
+    assert not any(outcome.findings for outcome in before)
+    checked = Hits.last.count // accumulate - 90 - 3
+    assert 0 <= checked <= 90 // 25 + 1  # no more than one step in 25
+    late = Hits.last.count - 2 * accumulate  # in one of the last two steps, which are not checked otherwise
+    monkeypatch.setattr(Hits.__init__, "__kwdefaults__", {"bit": None})
+    bits, outcomes, _ = seeded(25, late, steps=90, accumulate=accumulate)
+    (found,) = [outcome for outcome in outcomes if outcome.findings]
+    assert found.stepped
+    assert [each.detector for each in found.findings] == ["miscomputation"]
+    assert torch.equal(clean, bits)
+
+
+def test_a_flipped_weight_is_no_miscomputation() -> None:
+    model = net()
+    config = {"monitoring": {"recompute_every": 25, "corruption_checks": "full"}}
+    data, outcomes = torch.Generator().manual_seed(0), []
+    with Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), config=config) as guard:
+        for step in range(90):
+            x = torch.randn(8, 6, generator=data)
+            if step == 83:  # far larger than it was, so that the step stands out
+                model[MATMUL].weight.data.view(torch.int32)[0, 0] ^= 1 << 30
+            outcomes.append(guard.step(lambda x=x: nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long())))
+    (found,) = [outcome for outcome in outcomes if outcome.findings]
+    assert found.step == 83
+    assert found.signals is not None
+    assert found.signals.bit_flips
+    assert not found.signals.miscomputations
 
 
 def test_observe_reports_and_uses_what_was_computed_first() -> None:
@@ -215,9 +254,9 @@ def test_losses_given_as_tensors_are_told_about() -> None:
     model = nn.Linear(6, 1)
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), config={"monitoring": {"recompute_every": 1}})
     x = torch.randn(8, 6)
-    guard.step(model(x).square().mean())
     with pytest.warns(UserWarning, match="recompute_every: 1 has no effect on losses given as tensors"):
         guard.step(model(x).square().mean())
+    guard.step(model(x).square().mean())
     guard.close()
 
 

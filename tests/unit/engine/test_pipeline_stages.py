@@ -28,7 +28,7 @@ def parts(**more: Any) -> Any:
     made = MagicMock()
     made.progress = RunProgress(7, 5)
     made.checksums.armed, made.checksums.every, made.checksums.at = False, 1, -1
-    made.recomputation.every, made.recomputation.ready = 0, False
+    made.recomputation.every = 0
     made.edits.suspected, made.edits.edition, made.judge.edition = False, 0, 0
     made.run_state.data.open = False
     made.runner.given_losses = False

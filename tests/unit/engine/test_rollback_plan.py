@@ -1,5 +1,7 @@
 """How a plan to roll back is carried out, with parts that only take notes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +36,8 @@ class Parts:
     """Every part of a rollback; `answers` are what the replays come to, one after the other."""
 
     leaves_behind = False
+    lr_mult = 1.0
+    has_room = True
 
     def __init__(
         self, *answers: Replayed, missed: tuple[RecordedUpdate, ...] = MISSED, passes: Any = ("pass",)
@@ -61,7 +65,22 @@ class Parts:
     def replayed(self, restored: int, made: Any) -> None:
         self.log.append(("replayed", restored, len(made)))
 
+    def keep_present(self, *, step: int, updates: int, lr: float, to: int) -> bool:
+        self.log.append(("kept", step, updates, to))
+        return self.has_room
+
+    def come_back(self, step: int) -> None:
+        self.log.append(("came back", step))
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        yield
+
     # updater
+    def take(self, plan: Plan, view: Any, diagnosis: Diagnosis) -> Outcome:
+        self.log.append(("taken", plan))
+        return Outcome.of(plan, view.signals, diagnosis, stepped=True)
+
     def drop_gradients(self, *, overflow: bool) -> None:
         self.log.append(("dropped", overflow))
 
@@ -339,3 +358,31 @@ class TestCheckpoints:
         broken: Any = SimpleNamespace(roll_back=lambda _: {}["missing"])
         with pytest.raises(KeyError):
             replace(checkpoints, loop=broken).restore()
+
+
+class TestReplayOrNothing:
+    PLAN = Plan(actions=("rollback", "replay"), to=39, until=50, outside=True, or_nothing=True)
+
+    def test_what_goes_better_is_kept(self) -> None:
+        parts = Parts(went(21, healed=True))
+        outcome = parts.carry_out(self.PLAN)
+        assert (outcome.plan.actions, outcome.restored, outcome.replayed) == (("rollback", "replay"), RESTORED + 21, 21)
+        assert parts.of("kept") == [(59, 58, 39)]
+        assert parts.of("came back") == []
+
+    @pytest.mark.parametrize("first", [went(21), went(20, healed=True), went(2, healed=True), went(0)])
+    def test_what_does_not_leaves_everything_as_it_was(self, first: Replayed) -> None:
+        parts = Parts(first, went(1))
+        outcome = parts.carry_out(self.PLAN)
+        assert parts.of("came back") == [(59,)]
+        assert parts.of("replay")[-1] == (1, {"first_sign": 60, "outside": True})  # the update at hand
+        assert (outcome.plan.actions, outcome.restored, outcome.stepped) == ((), None, True)
+        assert parts.of("replayed") == []
+
+    def test_without_room_for_the_present_nothing_is_tried(self) -> None:
+        for parts, measures in ((Parts(), True), (Parts(), False), (Parts(passes=()), True)):
+            parts.has_room = not measures
+            outcome = parts.carry_out(self.PLAN, measures=measures)
+            assert parts.of("restored") == []
+            assert parts.of("taken") == [(Plan(),)]
+            assert outcome.stepped

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from steadystep.diagnosis.counterfactual import is_uncertain
-from steadystep.engine.judge import Judge, conclude, notice
-from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, go_on, newest_finite, settle
+from steadystep.engine.judge import Judge, notice
+from steadystep.engine.verdict import Ask, Needs, Turns, Verdict, by_plan, conclude, go_on, newest_finite, settle
 from steadystep.policy import Budget, Limits
 from steadystep.records import Finding, Probe, Severity, Signals
 

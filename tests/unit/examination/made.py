@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from steadystep.examination.observation import Observation
 from steadystep.examination.parameters import Parameters
-from steadystep.examination.passes import Pass
+from steadystep.examination.passes import Pass, record_losses
 from steadystep.examination.workbench import Trial, Workbench
-from steadystep.signals.loss_calls import record_losses
 from tests.unit.examination.jobs import Job, classes
 
 PARAMETERS = Parameters(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from steadystep.signals.loss_calls import record_losses
+from steadystep.examination.passes import record_losses
 from steadystep.signals.losses import class_dim, is_distribution, is_log_distribution
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,6 @@
 """What a few passes show: the parts of a batch, what outputs depend on, and parameters that nothing moves."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from steadystep.examination.dependence import (
     share_of_own_target,
     spread_of_outputs,
 )
-from steadystep.examination.parameters import leaves_of, next_rates, observe_parameters, reached
+from steadystep.examination.parameters import leaves_of, next_rates, observe_parameters, reached, rounding_of
 from steadystep.examination.passes import observe_passes, over_batches
 from steadystep.examination.repairs import restart
 from steadystep.examination.workbench import Workbench
@@ -262,3 +263,49 @@ def test_tensors_of_several_passes_are_joined() -> None:
     assert over_batches(passes, lambda seen: None) is None
     uneven = [made_pass(uniform(4, 2), torch.zeros(4, dtype=torch.long)), *passes]
     assert over_batches(uneven, lambda seen: seen.inputs["[0]"]) is None
+
+
+def _difference_of(step: float, dtype: torch.dtype = torch.float32) -> float | None:
+    """Rounding of a loss that takes a second derivative by differences."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+    before = copy.deepcopy(model.state_dict())
+
+    def loss(x: Tensor) -> Tensor:
+        curvature = (model(x + step) - 2.0 * model(x) + model(x - step)) / step**2
+        return (curvature + model(x) - 1.0).square().mean()
+
+    batches = [torch.rand(16, 1, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(6)]
+    bench = Workbench(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), loss, batches, num_steps=10, max_grad_norm=None, seed=0
+    )
+    found = rounding_of(bench, batches[0])
+    assert torch.get_default_dtype() is torch.float32
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.dtype is dtype for p in model.parameters())
+    return found
+
+
+def test_digits_that_cancel_out_show_in_double_precision() -> None:
+    tiny, usual = _difference_of(1e-4), _difference_of(0.1)
+    assert tiny is not None
+    assert tiny > 0.05
+    assert usual is not None
+    assert usual < 1e-3
+    assert _difference_of(1e-4, torch.float64) is None
+
+
+def test_a_loss_that_draws_numbers_is_not_compared_in_double_precision() -> None:
+    model = nn.Linear(2, 1)
+    batches = [torch.ones(8, 2)] * 6
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    bench = Workbench(
+        model,
+        optimizer,
+        lambda x: (model(x) - torch.randn(8, 1)).square().mean(),
+        batches,
+        num_steps=10,
+        max_grad_norm=None,
+        seed=0,
+    )
+    assert rounding_of(bench, batches[0]) is None

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.passes import observe_passes
+from steadystep.examination import Examination, examine
+from steadystep.examination.comparison import realigned
+from steadystep.examination.passes import Pass, observe_passes
 from steadystep.examination.repairs import Repair, repairs, restart, restart_plainly
 from tests.unit.examination.jobs import Job, adam, classes, mlp, numbers, supervised
 from tests.unit.examination.made import bench_of
@@ -146,3 +149,33 @@ def test_a_plain_restart_has_a_known_scale() -> None:
     assert float(model[0].weight.detach().std()) == pytest.approx(0.05, rel=0.1)
     assert torch.equal(model[1].weight, torch.ones(100))
     assert torch.equal(model[1].bias, torch.zeros(100))
+
+
+def _tagger(shift: int) -> Examination:
+    """Each position is labelled by its token; the labels come `shift` positions late."""
+    torch.manual_seed(0)
+    table = torch.randint(4, (30,), generator=torch.Generator().manual_seed(7))
+    model = nn.Sequential(nn.Embedding(30, 16), nn.Linear(16, 4))
+    generator, batches = torch.Generator().manual_seed(1), []
+    for _ in range(12):
+        ids = torch.randint(30, (16, 10), generator=generator)
+        batches.append((ids, table[ids].roll(shift, 1)))
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]).reshape(-1, 4), batch[1].reshape(-1))
+
+    return examine(model, torch.optim.Adam(model.parameters(), lr=0.03), loss, batches, num_steps=20)
+
+
+def test_targets_that_are_one_position_off_are_moved() -> None:
+    found = _tagger(1).causes[0]
+    assert found.fault == "labels-shuffled"
+    assert "targets moved by -1 position" in found.evidence
+    assert _tagger(0).causes[0].cause == "healthy"
+
+
+def test_targets_are_not_moved_onto_the_input() -> None:
+    ids = torch.randint(30, (16, 10), generator=torch.Generator().manual_seed(0))
+    parts: dict[str, Any] = {"inputs": {"[0]": ids}, "targets": {"[1]": ids.roll(-1, 1)}}
+    seen = Pass(**parts, given=(ids,), modules=(), outputs=(), loss=1.0, calls=(), differences=())
+    assert [repair.name for repair in realigned(seen)] == ["targets-1"]

@@ -31,6 +31,9 @@ def of(*names: str) -> list[Diagnosis]:
         (["zero-gradient:frozen-parameters"], ["healthy"], ["healthy"]),
         # what is concluded where nothing else explains it stays behind what the run showed
         (["dead-units"], ["no-learning:labels-shuffled"], ["dead-units", "no-learning:labels-shuffled"]),
+        # a loss that is no number is not explained by what cannot break it
+        (["non-finite-loss"], ["batch-size-unfit"], ["non-finite-loss", "batch-size-unfit"]),
+        (["non-finite-loss"], ["learning-rate-too-high"], ["learning-rate-too-high", "non-finite-loss"]),
         # what learning does not refute
         (["learning-rate-too-high"], ["healthy"], ["learning-rate-too-high"]),
         # experiments come before guesses from curves

@@ -266,3 +266,30 @@ def test_the_oracle_imports_nothing_of_the_library() -> None:
         name.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import) for name in node.names
     ]
     assert not [name for name in imported if name.startswith(("steadystep", "tests", "benchmarks"))]
+
+
+@pytest.mark.parametrize(
+    ("noticed", "said", "is_named"),
+    [
+        (262, "vanishing-gradient: zero-gradient", 1),
+        (400, "zero-gradient: zero-gradient", 1),
+        (401, "zero-gradient: zero-gradient", 0),
+        (262, "slow-divergence: learning-rate-too-high", 0),
+        (None, "", 0),
+    ],
+)
+def test_a_frozen_layer_is_to_be_named(noticed: int | None, said: str, is_named: int) -> None:
+    rows = [*twins(), row("unguarded", 2.0, trial="frozen layer"), row("unguarded", 2.0, trial="flipped bit")]
+    rows.append(row("autopilot", 1.5, trial="frozen layer", noticed=noticed, said=said))
+    rows.append(row("autopilot", 1.0, trial="flipped bit", noticed=200, said="weight-jump: zero-gradient"))
+    (line,) = (line for line in summary(rows, [possible(1.0)])["guard"] if line["arm"] == "autopilot")
+    assert (line["named"], line["to_name"]) == (is_named, 1)
+    assert (line["within_oracle"], line["oracle_runs"]) == (1, 2)
+    assert (line["within_reachable"], line["reachable_runs"]) == (1, 1)
+
+
+def test_rows_of_single_seeds_are_in_folders_of_their_own(tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / "seed811"):
+        folder.mkdir(exist_ok=True)
+        (folder / "rivals.jsonl").write_text(json.dumps({"row": {"seed": folder.name}}) + "\n")
+    assert [each["seed"] for each in header.stored_rows(folder=tmp_path)] == [tmp_path.name, "seed811"]

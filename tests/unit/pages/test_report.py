@@ -57,6 +57,9 @@ def test_episodes_are_one_story_each_with_numbers_before_and_after() -> None:
         (1500, 1500, "exploding-gradient", "act"),
         (2250, 2252, "damaged-weights", "critical"),
     ]
+    # Each of the three refused steps restores 20 updates before the first: 21, and two steps that were not applied.
+    assert [e.cost for e in told] == ["", "23 updates lost"]
+    assert told[1].cost in report_page(made_run())
     loss, norm, _ = told[1].changes
     assert (loss.name, loss.at) == ("loss", "NaN")
     assert float(loss.before) == pytest.approx(2.0, abs=0.1)

@@ -103,6 +103,14 @@ class TestSmallQuestions:
         assert alike(run(lambda group: group.mean([group.rank, 4.0]))) == [1.0, 4.0]
         assert alike(run(lambda group: group.least(5.0 - group.rank))) == 3.0
 
+    def test_a_loss_is_averaged_over_those_that_have_it(self, run: Run) -> None:
+        def mean(group: ProcessGroup, having: int) -> list[float]:
+            group._losses_from = having
+            return group.mean_loss([float(group.rank), math.inf if group.rank == 2 else 1.0])
+
+        assert alike(run(lambda group: group.mean_loss([float(group.rank), 1.0]))) == [1.0, 1.0]
+        assert alike(run(lambda group: mean(group, 2))) == [1.5, math.inf]
+
     @pytest.mark.parametrize(
         ("losses", "mean"),
         [((1.0, 2.0, 6.0), 3.0), ((math.nan, 2.0, 6.0), 4.0), ((math.nan, math.nan, 0.5), 0.5), ((0.0, 0.0, 0.0), 0.0)],

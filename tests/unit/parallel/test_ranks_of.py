@@ -10,7 +10,16 @@ from torch import nn
 
 from steadystep import parallel
 from steadystep.errors import ConfigError, MisuseError
-from steadystep.parallel import Meeting, Once, SingleProcess, Through, process_group, ranks_of, without_ddp
+from steadystep.parallel import (
+    Meeting,
+    Once,
+    SingleProcess,
+    Through,
+    process_group,
+    ranks_and_model,
+    ranks_of,
+    without_ddp,
+)
 
 
 class Wrapper(nn.Module):
@@ -62,6 +71,14 @@ class TestRanksOf:
         assert without_ddp(inner) is inner
         assert without_ddp(Wrapper(inner)) is inner
         assert without_ddp(Wrapper(Through(inner, lambda batch: batch))) is inner
+
+
+def test_what_is_trained_is_the_model_or_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, ranks = nn.Linear(1, 1), SimpleNamespace(stages=None)
+    monkeypatch.setattr(parallel, "ranks_of", lambda model: ranks)
+    assert ranks_and_model(inner) == (ranks, inner)
+    ranks.stages = nn.Linear(2, 2)
+    assert ranks_and_model(inner) == (ranks, ranks.stages)
 
 
 def test_through_computes_the_loss() -> None:

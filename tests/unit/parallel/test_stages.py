@@ -64,6 +64,15 @@ def test_the_loss_is_that_of_the_last_stage() -> None:
             last.loss(wrong)
 
 
+def test_the_loss_that_the_loop_has_said() -> None:
+    first, last = Stages([Stage(nn.Linear(1, 1), 0, 1)]), Stages([Stage(nn.Linear(1, 1), 1, 1)])
+    losses = [torch.tensor(1.0), torch.tensor(4.0)]
+    assert (first.given(losses).item(), first.lacks_loss) == (0.0, False)
+    assert (first.given([]).item(), first.lacks_loss) == (0.0, False)
+    assert (last.given([]).item(), last.lacks_loss) == (0.0, True)
+    assert (last.given(losses).item(), last.lacks_loss) == (2.5, False)
+
+
 def test_who_listens_is_told_before_a_stage_runs_and_leaves_nothing() -> None:
     held = Stage(nn.Linear(1, 1), 0, 0)
     before = dict(vars(held))

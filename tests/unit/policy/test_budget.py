@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steadystep.errors import TrainingHalted
 from steadystep.policy import Budget, EarlyStopping
-from steadystep.records import ActionName, Damage, Diagnosis, Outcome, Plan
+from steadystep.records import ActionName, Damage, Diagnosis, Outcome, Plan, Quarantined
 from tests.unit.policy.test_trusted_snapshots import sign
 
 
@@ -164,7 +164,9 @@ class TestHalt:
         usual = self.halted(Budget()).did
         assert self.halted(Budget(), restored=322).did == usual
         assert self.halted(Budget(), diagnosis=Diagnosis(damage=Damage.MOMENTS)).did == usual
-        assert self.halted(Budget(), diagnosis=Diagnosis(damage=Damage.WEIGHTS)).did != usual
+        broken = self.halted(Budget(), diagnosis=Diagnosis(damage=Damage.WEIGHTS)).did
+        assert "own checkpoints" in broken
+        assert "own checkpoints" not in usual
 
     def test_where_it_began_and_what_there_is_to_run_again(self) -> None:
         error = self.halted(Budget(), origin="layers.3", incident="runs/a/incident-7")
@@ -196,3 +198,19 @@ class TestEarlyStopping:
             early.update(1.0)
         assert not early.wanted
         assert not early.should_stop
+
+
+def test_batches_set_aside_are_listed_up_to_a_thousand() -> None:
+    budget, again = Budget(), Budget()
+    for step in range(1002):
+        batch = Quarantined(step=step, cause="bad-batch", epoch=1, batches=(step,))
+        budget.count(Outcome(step=step, reading=1.0, stepped=True, quarantined=(batch,)))
+    assert [budget.quarantined[i].step for i in (0, -1)] == [2, 1001]
+    assert len(budget.quarantined) == 1000
+    again.load_state_dict(json.loads(json.dumps(budget.state_dict())))
+    assert again.quarantined == budget.quarantined
+
+
+def test_exceptions_of_a_thousand_steps_are_counted() -> None:
+    budget = Budget()
+    assert [budget.raised(step) for step in (0, 10, 999, 1000, 1010, 2500)] == [1, 2, 3, 3, 3, 1]

@@ -485,3 +485,40 @@ def test_every_plan_makes_sense(
             lowest = min([*used, ceiling] if again and ceiling is not None else used)
             floor = limits.lr_floor_mult * signals.lr
             assert floor * 0.999 <= plan.lr <= max(lowest, floor) * 1.001
+
+
+class TestReplayOnly:
+    CLOSING = replace(GOOD, counterfactual=Counterfactual(step=300, old_loss=1.0, current_loss=2.0, closing=True))
+    STATES = (State(200), State(300))
+
+    def plan(self, budget: Budget) -> Plan:
+        found = diagnosed(STUCK, damage=Damage.WEIGHTS)
+        budget.see(found)
+        return decide(self.CLOSING, found, budget=budget, states=self.STATES, limits=Limits(replays=True))
+
+    def test_all_updates_since_the_state_that_was_tried_or_nothing(self) -> None:
+        plan = self.plan(Budget())
+        assert (plan.actions, plan.to, plan.until) == (("rollback", "replay"), 300, 490)
+        assert (plan.outside, plan.or_nothing, plan.lr, plan.only_whole) == (True, True, None, False)
+
+    def test_not_soon_after_a_rollback(self) -> None:
+        budget = Budget()
+        rolled_back(budget, 400, 300)
+        assert self.plan(budget).proceeds
+
+
+class TestUnderflow:
+    ZERO = replace(GOOD, grad_norm=0.0, scaled=True, scale=1.0)
+    FOUND = diagnosed(finding("zero-gradient", "info", value=0.0))
+
+    def test_an_update_without_gradients_is_skipped(self) -> None:
+        assert decide(self.ZERO, self.FOUND, budget=Budget()).actions == ("skip-step",)
+        assert decide(self.ZERO, self.FOUND, budget=Budget(), mode="careful").actions == ("skip-step",)
+
+    def test_only_under_a_scaler_and_without_any_gradient(self) -> None:
+        for signals in (replace(self.ZERO, scaled=False), replace(self.ZERO, grad_norm=1e-9)):
+            assert decide(signals, self.FOUND, budget=Budget()).proceeds
+
+    def test_it_never_ends_a_run(self) -> None:
+        budget = skipped(Budget(), *range(481, 500))
+        assert decide(self.ZERO, self.FOUND, budget=budget).proceeds

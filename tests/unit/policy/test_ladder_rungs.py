@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from steadystep.policy import Budget, Limits, decide, has_broken_weights, restorable
+from steadystep.policy.budget import better_policy, coefficient_for
 from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Outcome, Plan, Signals
 from tests.unit.policy.test_ladder import (
     GOOD,
@@ -340,3 +341,78 @@ class TestTrusted:
         for trust, good in ((20, [300, 380]), (120, [300, 380]), (121, [300]), (201, [])):
             found = restorable(states, before=500, step=500, budget=Budget(), limits=Limits(trust_steps=trust))
             assert [state.step for state in found] == good
+
+
+ENTROPY, KL = finding("entropy-collapse", "warn"), finding("kl-blow-up", "warn")
+
+
+class TestCoefficients:
+    @pytest.mark.parametrize(
+        ("found", "allowed", "raised"),
+        [
+            ((ENTROPY,), ("kl_coef", "entropy_coef"), "entropy_coef"),
+            ((ENTROPY,), ("kl_coef",), "kl_coef"),
+            ((ENTROPY,), (), ""),
+            ((KL,), ("entropy_coef",), ""),
+            ((replace(KL, severity="info"), ENTROPY), ("kl_coef", "entropy_coef"), "entropy_coef"),
+            ((replace(ENTROPY, severity="info"),), ("entropy_coef",), ""),
+            ((finding("reward-collapse", "act"),), ("entropy_coef", "kl_coef"), "kl_coef"),
+            ((SPIKE,), ("entropy_coef", "kl_coef"), ""),
+        ],
+    )
+    def test_the_first_that_counters_a_warning(
+        self, found: tuple[Finding, ...], allowed: tuple[str, ...], raised: str
+    ) -> None:
+        assert coefficient_for(Diagnosis(findings=found), allowed) == raised
+
+    def test_one_is_raised_where_the_run_stands(self) -> None:
+        limits = Limits(coefficients=("kl_coef",))
+        plan = planned(KL, damage=Damage.NONE, limits=limits)
+        assert (plan.actions, plan.raises) == (("raise-coefficient",), "kl_coef")
+        assert planned(KL, damage=Damage.NONE, limits=limits, mode="careful") == Plan()
+        assert planned(KL, damage=Damage.NONE, limits=Limits()) == Plan()
+        mended = planned(SPIKE, KL, damage=Damage.NONE, limits=limits)
+        assert (mended.actions, mended.raises) == (("rescale", "raise-coefficient"), "kl_coef")
+        assert not planned(SPIKE, damage=Damage.NONE, limits=limits).raises
+
+
+class TestBetterPolicy:
+    EARNED = replace(GOOD, lr=0.1, counterfactual=Counterfactual(step=40, old_loss=1.0, current_loss=2.0))
+
+    def planned(self, *pairs: tuple[int, int], lr: float = 0.1, **more: Any) -> Plan:
+        signals = replace(self.EARNED, lr=lr)
+        diagnosis = Diagnosis(cause="reward-collapse", findings=(finding("reward-collapse", "act"),))
+        return better_policy(signals, diagnosis, gone_back(*pairs), Limits(**more))
+
+    def test_back_with_smaller_steps(self) -> None:
+        plan = self.planned()
+        assert plan.actions == ("rollback", "cut-lr", "skip-batches")
+        assert (plan.to, plan.reason, plan.hold, plan.raises) == (40, "reward-collapse", 1600, "")
+        assert plan.lr == pytest.approx(0.03)
+
+    def test_smaller_still_when_it_happens_again(self) -> None:
+        step = self.EARNED.step
+        assert self.planned((step - 5, 3)).lr == pytest.approx(0.009)
+        assert self.planned((step - 5, 3), lr_floor_mult=0.2).lr == pytest.approx(0.02)
+
+    def test_the_last_rollback_is_kept(self) -> None:
+        step = self.EARNED.step
+        assert self.planned((step - 5, 3), (step - 4, 3)) == Plan()
+        raised = self.planned((step - 5, 3), (step - 4, 3), coefficients=("kl_coef",))
+        assert (raised.actions, raised.raises) == (("raise-coefficient",), "kl_coef")
+        assert raised.reason == "reward-collapse"
+        assert self.planned(rolls_back=False) == Plan()
+
+    @pytest.mark.parametrize("off", [{"lr": 0.0}, {"lr_mult": 1.0}])
+    def test_a_rate_that_cannot_be_cut_is_left(self, off: dict[str, float]) -> None:
+        plan = self.planned(**off, coefficients=("kl_coef",), skips_batches=False)
+        assert plan.actions == ("rollback", "raise-coefficient")
+        assert (plan.lr, plan.hold, plan.raises) == (None, None, "kl_coef")
+
+    def test_rollouts_decide(self) -> None:
+        tried = Counterfactual(step=40, old_loss=1.0, current_loss=2.0, rollouts=True)
+        earned = replace(GOOD, lr=0.1, counterfactual=tried)
+        found = finding("reward-collapse", "act")
+        assert planned(found, signals=earned, damage=Damage.NONE).to == 40
+        batches = replace(earned, counterfactual=replace(tried, rollouts=False))
+        assert planned(found, signals=batches, damage=Damage.NONE).to is None

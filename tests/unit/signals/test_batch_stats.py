@@ -1,13 +1,18 @@
 """What is measured of batches: how much of them, after how many, and of sequences."""
 
+import dataclasses
 import math
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.step_calls import Operators
 
-from steadystep.records import BatchStats
+from steadystep.records import BatchPartStats, BatchStats
 from steadystep.signals.batch_stats import BatchStatistics, PartStats
 from steadystep.signals.gradients import _equal
 from steadystep.signals.losses import Copies
@@ -31,6 +36,119 @@ def test_labels_of_all_batches_together(labels: list[int], times: int) -> None:
     assert part.values == len(set(labels))
     assert part.mean == pytest.approx(sum(labels) / len(labels), abs=1e-5)
     assert (part.smallest, part.largest) == (min(labels), max(labels))
+
+
+KINDS = ("numbers", "labels", "ignored", "shares", "unit", "mixed", "not finite", "double", "half")
+
+
+def batches_of(kind: str, count: int, seed: int, *, width: int = 3) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(count):
+        normal, whole = torch.randn(6, width, generator=rng), torch.randint(0, 4, (6, width), generator=rng)
+        made.append(
+            {
+                "numbers": normal,
+                "labels": whole,
+                "ignored": torch.where(whole == 3, -100, whole),
+                "shares": normal.softmax(1),
+                "unit": normal.sigmoid(),
+                "mixed": normal if i == count // 2 else (whole == 0).float(),
+                "not finite": normal / (whole != 2),
+                "double": normal.double(),
+                "half": normal.bfloat16(),
+            }[kind]
+        )
+    return made
+
+
+def fields_of(record: BatchPartStats) -> dict[str, str]:
+    return {field.name: repr(getattr(record, field.name)) for field in dataclasses.fields(record)}
+
+
+def record_of(part: PartStats) -> BatchPartStats:
+    return part.read(iter(part.pending().float().tolist()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_what_a_record_has_settled_is_left_out_of_the_next_without_a_difference(
+    kind: str, width: int, repeated: bool
+) -> None:
+    batches = batches_of(kind, 20, 0, width=width)
+    batches = [batches[0].clone() for _ in batches] if repeated else batches
+    often, once = PartStats("x", batches[0]), PartStats("x", batches[0])
+    for batch in batches:
+        often.add(batch)
+        once.add(batch)
+        record_of(often)
+    assert fields_of(record_of(often)) == fields_of(record_of(once))
+    same = repeated or (kind, width) == ("shares", 1)  # a share of one is 1
+    assert record_of(once).repeated is same or kind == "not finite"
+
+
+@given(st.sampled_from(KINDS[:5]), st.integers(1, 20), st.integers(0, 99))
+def test_the_record_is_that_of_all_values_at_once(kind: str, count: int, seed: int) -> None:
+    batches = batches_of(kind, count, seed)
+    part = PartStats("x", batches[0])
+    for batch in batches:
+        part.add(batch)
+    found, values = record_of(part), np.stack([batch.double().numpy() for batch in batches])
+    rows = values.reshape(-1, 3)
+    means, apart = (
+        rows.mean(0),
+        np.abs(values - np.stack([batch.median(0).values.double() for batch in batches])[:, None]),
+    )
+    near = partial(pytest.approx, rel=1e-4, abs=1e-5)
+    assert (found.mean, found.std, found.variance) == (near(rows.mean()), near(rows.std()), near(rows.var(0).mean()))
+    assert found.within == near(values.var(1).mean() / rows.var(0).mean(), nan_ok=True)
+    assert found.deviation == near(apart.mean())
+    assert found.huber == near(np.where(apart < 1, apart**2 / 2, apart - 0.5).mean())
+    kept = rows[rows != -100] if kind == "ignored" else rows
+    assert (found.smallest, found.largest, found.ignored) == (
+        near(kept.min()),
+        near(kept.max()),
+        near((rows == -100).mean()),
+    )
+    assert (found.rows, found.counted, found.distinct) == (6, len(rows[:96]), len(np.unique(rows[:96], axis=0)))
+    is_unit, is_shares = kept.min() >= 0 and kept.max() <= 1, kind == "shares"
+    assert found.binary == near(
+        np.mean([entropy([m, 1 - m]) for m in means.clip(0, 1)]) if is_unit else math.nan, nan_ok=True
+    )
+    assert found.marginal == near(entropy(means) if is_shares else math.nan, nan_ok=True)
+    assert found.conditional == near(np.mean([entropy(row) for row in rows]) if is_shares else math.nan, nan_ok=True)
+    counts = np.unique(kept, return_counts=True)[1] if kind in ("labels", "ignored") else None
+    assert found.values == (0 if counts is None else len(counts))
+    assert found.entropy == near(math.nan if counts is None else entropy(counts / counts.sum()), nan_ok=True)
+
+
+def entropy(shares: Any) -> float:
+    return -sum(share * math.log(share) for share in shares if share > 0.0)
+
+
+def test_settled_parts_launch_less() -> None:
+    batches = batches_of("numbers", 20, 0)
+    part, launches = PartStats("x", batches[0]), []
+    for batch in batches:
+        with Operators() as counted:
+            part.add(batch)
+            part.pending()
+        launches.append(counted.launched.total())
+        record_of(part)
+    assert launches[-1] == min(launches) <= 31
+    assert launches[0] > 60
+
+
+def test_a_part_that_was_measured_elsewhere_is_taken_over() -> None:
+    statistics, target = BatchStatistics(), PartStats("['y']", torch.zeros(6, 3))
+    for step, (x, y) in enumerate(zip(batches_of("numbers", 4, 0), batches_of("unit", 4, 1), strict=True)):
+        target.add(y)
+        statistics.add({"x": x, "y": y}, step, enough=4, measured={"['y']": target})
+    record = statistics.read(statistics.waiting[0].tolist())
+    assert [part.name for part in record.parts] == ["['x']", "['y']"]
+    assert fields_of(record.parts[1]) == fields_of(record_of(target))
+    assert (record.batches, record.shifted) == (4, False)
 
 
 def test_of_a_large_tensor_the_first_rows_are_measured() -> None:
@@ -58,7 +176,19 @@ def test_a_copy_of_the_target_takes_three_batches(times: int, found: str) -> Non
         target = torch.randint(0, 4, (16,), generator=rng)
         inputs[:, 1] = 2.0 * target + 1.0
         copies.add(inputs, target)
-    assert copies.read(*copies.pending(torch.device("cpu")).tolist()) == found
+        assert copies.read(*copies.pending(torch.device("cpu")).tolist()) == (found if _ == 2 else "")
+
+
+def test_features_that_are_no_copy_once_are_not_compared_again() -> None:
+    rng, copies = torch.Generator().manual_seed(0), Copies()
+    home = torch.device("cpu")
+    for i in range(6):
+        inputs, target = torch.randn(16, 3, generator=rng), torch.randint(0, 4, (16,), generator=rng)
+        inputs[:, 1] = target if i != 2 else inputs[:, 1]
+        with Operators() as counted:
+            copies.add(inputs, target)
+        assert bool(counted.launched) is (i < 3)
+        assert copies.read(*copies.pending(home).tolist()) == ""
 
 
 @pytest.mark.parametrize(("width", "shifted"), [(3, False), (4, True)])

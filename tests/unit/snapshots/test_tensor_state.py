@@ -16,7 +16,7 @@ from steadystep.parallel import SingleProcess
 from steadystep.snapshots import Snapshots, storage
 from steadystep.snapshots.placement import Placement, place
 from steadystep.snapshots.storage import Rooms, SpillFile
-from steadystep.snapshots.tensor_state import TensorState
+from steadystep.snapshots.tensor_state import OwnValues, TensorState
 
 
 class Counting(torch.optim.SGD):
@@ -377,6 +377,10 @@ class TestRooms:
                 assert found[key].data_ptr() % 64 == 0, key  # vector instructions read it where it is
         assert file.write({}) == {}
 
+    def test_before_the_first_state_nothing_is_compact(self) -> None:
+        held = {("state", 1, 0, "m"): torch.zeros(2, dtype=torch.bfloat16)}
+        assert self.rooms().whole(held, {}) is held
+
     def test_chunks_are_cut_once_they_are_large_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(storage, "_CHUNK", 40)
         tensors = {("buffer", i): torch.zeros(n) for i, n in enumerate((10, 1, 1, 20, 1))}
@@ -462,3 +466,47 @@ def test_a_compact_state_is_the_last_resort(memory: float, disk: float, count: i
         size=size, in_memory=expected.in_memory, on_disk=expected.on_disk, is_compact=expected.is_compact
     )
     assert placed.count == expected.in_memory + expected.on_disk
+
+
+class TestOwnValues:
+    def of(self, **held: Any) -> tuple[Optimizer, OwnValues]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        vars(optimizer).update(held)
+        return optimizer, OwnValues(optimizer)
+
+    def test_plain_values_come_back(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        optimizer, kept = self.of(count=3, seen={"a": [1, 2]}, level=torch.ones(2), noise=generator)
+        first = torch.rand(2, generator=generator)
+        optimizer.count, optimizer.new = 4, 5  # type: ignore[attr-defined]
+        optimizer.seen["a"].append(3)  # type: ignore[attr-defined]
+        optimizer.level.zero_()  # type: ignore[attr-defined]
+        kept.put_back()
+        held = vars(optimizer)
+        assert (held["count"], held["seen"], held["new"]) == (3, {"a": [1, 2]}, 5)
+        assert torch.equal(held["level"], torch.ones(2))
+        assert torch.equal(torch.rand(2, generator=generator), first)
+
+    @pytest.mark.parametrize(
+        ("value", "is_kept"),
+        [
+            ([[[[1]]]], True),
+            ([[[[[1]]]]], False),
+            ([0] * 4096, True),
+            ([0] * 4097, False),
+            (torch.zeros(4096), True),
+            (torch.zeros(4097), False),
+            (torch.zeros(1, requires_grad=True), False),
+            (nn.Linear(1, 1), False),
+            ({"a": (1, 2.0, "b", None)}, True),
+            ({"a": object()}, False),
+        ],
+    )
+    def test_what_is_large_or_deep_or_no_value_is_left(self, value: Any, is_kept: bool) -> None:
+        _, kept = self.of(thing=value)
+        assert ("thing" in kept.values) is is_kept
+
+    @pytest.mark.parametrize("name", ["state", "param_groups", "grad_scale", "_optimizer_step_pre_hooks"])
+    def test_torchs_own_bookkeeping_is_left(self, name: str) -> None:
+        _, kept = self.of(**{name: 3})
+        assert name not in kept.values

@@ -25,9 +25,17 @@ def test_a_healthy_step_calls_at_most_35_files_200_times() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_median_step_launches_no_more_than_the_plain_loop(optimizer: str) -> None:
-    loop = Loop(optimizer)
     plain = operators_of(Loop(optimizer).plain(), warm_up=3, counted_steps=5).median
-    assert operators_of(loop.guarded(), warm_up=64, counted_steps=21).median <= plain
+    assert operators_of(Loop(optimizer).guarded(), warm_up=64, counted_steps=21).median <= plain
+
+
+@pytest.mark.parametrize(("optimizer", "look"), [("AdamW", 177), ("SGD", 157)])
+def test_a_stretch_launches_no_more_than_the_plain_loop(optimizer: str, look: int) -> None:
+    """128 steps: one look at batches, outputs and the update, seven at weights and optimizer state, six snapshots."""
+    plain = operators_of(Loop(optimizer).plain(), warm_up=3, counted_steps=5).median
+    counted = operators_of(Loop(optimizer).guarded(corruption_checks="off"), counted_steps=128)
+    assert counted.launched.total() <= 128 * plain
+    assert max(counted.of_steps) - counted.median <= look
 
 
 def test_the_stages_are_methods_of_the_pipeline_and_come_in_order() -> None:

@@ -121,12 +121,13 @@ RESULTS = Path("benchmarks/results")
 
 
 def stored_rows(name: str = "rivals", folder: Path = RESULTS) -> list[Row]:
-    """Of the recovery study ("rivals") or the overhead study ("rivals-overhead"); none where nobody has run them."""
-    path = folder / f"{name}.jsonl"
-    if not path.is_file():
-        return []
+    """Of the recovery study ("rivals") or the overhead study ("rivals-overhead"); none where nobody has run them.
+
+    Those of single seeds are in folders of their own.
+    """
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    paths = sorted([*folder.glob(f"{name}.jsonl"), *folder.glob(f"seed*/{name}.jsonl")])
+    for line in (line for path in paths for line in path.read_text(encoding="utf-8").splitlines()):
         try:
             entry = json.loads(line)
         except ValueError:  # a line that was being written when the last run was stopped

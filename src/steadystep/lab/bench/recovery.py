@@ -17,6 +17,10 @@ from steadystep.lab.bench.study import Choice, Row, Study, StudyJob, pyplot, sav
 
 BARS = {"within": 0.98, "median_lost": 5}
 GUARDED = ("autopilot", "careful")
+NAMED = {"frozen layer": "zero-gradient"}
+"""Faults that only the user can end, and the cause that has to be named; they are counted apart too."""
+NAMED_WITHIN = 200
+"""Steps."""
 
 
 @final
@@ -58,11 +62,20 @@ class Oracle:
         return row["task"], row["seed"], row["num_steps"], row["precision"], destroyed
 
 
+def named(row: Row) -> bool:
+    """Whether the cause of a fault that only the user can end was the first thing said about it, in time."""
+    cause, noticed = NAMED.get(row["trial"]), row["noticed"]
+    in_time = noticed is not None and noticed - row["start"] <= NAMED_WITHIN
+    return cause is not None and in_time and str(row["said"]).endswith(f": {cause}")
+
+
 def summary(rows: Sequence[Row], possible: Sequence[Row] | None = None) -> dict[str, Any]:
     """For a program; the tables are made from it. `possible` are rows of the oracle, by default those stored."""
     runs = [row for row in rows if row["kind"] == "run"]
     twins = Twins(runs)
-    oracle = Oracle(stored_rows("oracle") if possible is None else possible, twins)
+    seeds = {row["seed"] for row in runs}  # the spread of other seeds is no excuse for these
+    known = stored_rows("oracle") if possible is None else possible
+    oracle = Oracle([row for row in known if row["seed"] in seeds], twins)
     runs += [row for row in stored_rows() if twins.has(row)]
     broken = [row for row in runs if row["trial"] and twins.has(row)]
     harmful = {identity(row) for row in broken if row["arm"] == "unguarded" and not twins.fine(row)}
@@ -117,6 +130,10 @@ def _arm(
         "within": sum(twins.fine(row) for row in mine),
         "oracle_runs": sum(oracle.has(row) for row in mine),
         "within_oracle": sum(oracle.fine(row) for row in mine),
+        "reachable_runs": sum(oracle.has(row) and row["trial"] not in NAMED for row in mine),
+        "within_reachable": sum(oracle.fine(row) and row["trial"] not in NAMED for row in mine),
+        "to_name": sum(row["trial"] in NAMED for row in mine),
+        "named": sum(named(row) for row in mine),
         "within_but_for_lost": sum(twins.fine_but_for_lost(row) for row in mine),
         "median": median(ratios),
         "lost_to_nan": sum(not row["finite"] for row in mine),

@@ -122,7 +122,9 @@ def recovery_screens(told: Line) -> Iterator[RenderableType]:
         yield (
             "oracle: within, or no worse than a plain run of as many steps that never sees the batches the fault "
             f"destroyed, with the spread of such runs that miss one batch more ({limits}). {oracle['identical']} of "
-            f"{oracle['clean_runs']} clean runs are bit-identical to those of benchmarks/oracle.py."
+            f"{oracle['clean_runs']} clean runs are bit-identical to those of benchmarks/oracle.py. reachable: the "
+            "same without frozen layers, which only the user can thaw. named: frozen layers whose cause was reported "
+            "within 200 steps."
         )
 
 
@@ -136,6 +138,8 @@ def _arms(title: str, lines: list[Line]) -> Table:
         "runs": "runs",
         "within": lambda line: f"{line['within']} = {100 * share(line):.1f} %",
         "oracle": _oracle,
+        "reachable": lambda line: f"{line['within_reachable']} of {line['reachable_runs']}",
+        "named": lambda line: f"{line['named']} of {line['to_name']}" if line["to_name"] else "",
         "but for lost": "within_but_for_lost",
         "in 1 %": "within_1_percent",
         "score": _scored("median"),

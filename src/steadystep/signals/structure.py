@@ -1,0 +1,140 @@
+"""What a run is built of: parameters, groups and modes, and what the graph of its loss and outputs reaches."""
+
+import math
+from collections.abc import Container
+from typing import Any
+
+from torch import Tensor, bfloat16, float16, nn
+from torch.optim import Optimizer
+
+from steadystep._utils.text import plain_name
+from steadystep.records import Structure
+
+_DECOUPLED = ("AdamW", "NAdamW", "Lion", "Adan", "Sophia", "Muon")
+_PLAIN = ("SGD", "ASGD", "LBFGS")
+_PLANNED = ("initial_lr", "max_lr")
+_MOST_NODES = 20_000  # of a graph that is searched
+_TURNS = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+
+
+def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
+    """As model and optimizer are now."""
+    groups = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    held = {id(p): group for p, group in groups}
+    named = [(plain_name(name), p) for name, p in model.named_parameters()]
+    trained = [(name, p) for name, p in named if p.requires_grad and id(p) in held]
+    decays = [_number(group.get("weight_decay", 0.0), 0.0) for group in optimizer.param_groups]
+    each = getattr(optimizer, "each", (optimizer,))
+    kinds = {type(one).__name__ for one in each}
+    dropouts = {name: module.p for name, module in model.named_modules() if _is_dropout(module)}
+    most = max(dropouts.values(), default=0.0)
+    layers = {id(m.weight): m.weight for m in model.modules() if isinstance(m, _LAYERS)}
+    return Structure(
+        trained=tuple(name for name, _ in trained),
+        sizes=tuple(p.numel() for _, p in trained),
+        frozen=sum(not p.requires_grad for _, p in named),
+        unheld=tuple(name for name, p in named if p.requires_grad and id(p) not in held),
+        last=named[-1][0] if named else "",
+        announced=max((_number(g.get(key, 0.0), 0.0) for g in optimizer.param_groups for key in _PLANNED), default=0.0),
+        rate_zero=tuple(name for name, p in trained if _number(held[id(p)].get("lr", 1.0), 1.0) == 0.0),
+        weight_decay=max(decays, default=0.0),
+        decoupled=bool(kinds & set(_DECOUPLED)) or any(group.get("decoupled_weight_decay") for _, group in groups),
+        scale_free=not kinds & set(_PLAIN),
+        dropout=most,
+        dropouts=tuple(name for name, p in dropouts.items() if p == most > 0.0),
+        half=sum(p.dtype is float16 for _, p in trained),
+        coarse=sum(p.dtype is bfloat16 for _, p in trained),
+        norms=sum(isinstance(module, _MODES[0]) and module.training for module in model.modules()),
+        modes=sum(_has_modes(module) for module in model.modules()),
+        # why from the shape: to index a DTensor is a collective, and a rank may ask alone
+        fan_ins=tuple(math.prod(p.shape[1:]) if id(p) in layers and len(p) else 0 for _, p in trained),
+        table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
+        last_frozen=bool(named) and not named[-1][1].requires_grad,
+        momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
+    )
+
+
+def has_frozen_statistics(model: nn.Module) -> bool:
+    """Whether it has batch normalizations, all of them in evaluation mode."""
+    modes = [module.training for module in model.modules() if isinstance(module, _MODES[0])]
+    return bool(modes) and not any(modes)
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _has_modes(module: nn.Module) -> bool:
+    return isinstance(module, _MODES) and getattr(module, "p", 1.0) > 0.0
+
+
+def _number(value: object, unknown: float) -> float:
+    """A setting; `unknown` for one that is a tensor, which is not read here."""
+    return float(value) if isinstance(value, int | float) else unknown
+
+
+def count_leaves(output: Tensor, inside: set[int]) -> int:
+    """Tensors at the ends of the graph of `output` that are not `inside`; 0 where the graph is too large to search."""
+    leaves = graph_leaves(output) or {}
+    return sum(isinstance(leaf, nn.Parameter) and key not in inside for key, leaf in leaves.items())
+
+
+def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
+    """Parameters of a layer that the loss is computed from at once, where all require a gradient and none is held.
+
+    A layer behind one that is trained may be left out on purpose, as a body under a new head; the last one may not.
+    """
+    named = {id(p): plain_name(name) for name, p in model.named_parameters()}
+    for layer in _last_layers(loss):
+        if layer and all(id(p) in named and id(p) not in held for p in layer):
+            return tuple(named[id(p)] for p in layer)
+    return ()
+
+
+def left_out(loss: Tensor, model: nn.Module, held: Container[int], used: Container[int]) -> dict[str, tuple[str, ...]]:
+    """Fields of `OutputStats`: parameters that the loss depends on and no optimizer holds, and the other way round."""
+    named = {id(p): plain_name(name) for name, p in model.named_parameters()}
+    leaves = graph_leaves(loss)
+    return {
+        "untrained": untrained_heads(loss, model, held),
+        "unheld": tuple(name for key, name in named.items() if key in (leaves or ()) and key not in held),
+        "severed": tuple(
+            name for key, name in named.items() if leaves and key in held and key in used and key not in leaves
+        ),
+    }
+
+
+def graph_leaves(loss: Tensor) -> dict[int, Tensor] | None:
+    """What the loss depends on, by its identity; None where the graph is too large to search."""
+    waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
+    seen, found = set(waiting), {}
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found[id(leaf)] = leaf
+        new = [below for below, _ in node.next_functions if below is not None and below not in seen]
+        seen.update(new)
+        waiting += new
+    return None if waiting else found
+
+
+def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
+    """The parameters of each node of the graph between which and the loss there are no others."""
+    waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
+    seen, found = set(waiting), []
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        near = [below for below, _ in node.next_functions if below is not None]
+        # a transposed weight is one node farther away than a bias
+        turned = [below for turn in near if type(turn).__name__ in _TURNS for below, _ in turn.next_functions]
+        own = [leaf for each in (*near, *turned) if isinstance(leaf := getattr(each, "variable", None), nn.Parameter)]
+        if own:
+            found.append(own)
+            continue
+        new = [below for below in near if below not in seen]
+        seen.update(new)
+        waiting += new
+    return found

@@ -1,0 +1,173 @@
+"""What a rank sends in place of a pass that failed; here alone with itself, which DDP does not mind."""
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from steadystep.parallel import LastGroup, Once, ends_of
+from steadystep.parallel.replicas import StandIn
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise MemoryError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.first, self.norm, self.last = (
+            nn.Linear(2, 2),
+            nn.Linear(2, 4),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 1),
+        )
+        self.place = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x))
+        if self.place == "forward":
+            raise MemoryError
+        return self.last(Fails.apply(hidden) if self.place == "backward" else hidden)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made(**options: Any) -> tuple[DistributedDataParallel, Net]:
+    net = Net()
+    if "find_unused_parameters" not in options:
+        del net.unused
+    return DistributedDataParallel(net, **options), net
+
+
+def one_pass(model: DistributedDataParallel, net: Net) -> None:
+    if net.place == "before":
+        raise MemoryError
+    out = model(torch.ones(4, 2) + torch.arange(4.0)[:, None])
+    if net.place == "loss":
+        raise MemoryError
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("place", ["before", "forward", "loss", "backward"])
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_the_wrapper_is_ready_for_the_next_pass(place: str, earlier: int, options: dict[str, Any]) -> None:
+    model, net = made(**options)
+    stand_in = StandIn(model)
+    for _ in range(earlier):
+        with stand_in.watching():
+            one_pass(model, net)
+        model.zero_grad()
+    net.place = place
+    with pytest.raises(MemoryError), stand_in.watching():
+        one_pass(model, net)
+    assert stand_in.is_possible
+    stand_in.complete(reduced=True)
+    used = [p for name, p in net.named_parameters() if "unused" not in name]
+    assert all(p.grad is not None for p in used)
+    assert all(not p.grad.any() for p in net.first.parameters())  # nothing of it was computed
+    model.zero_grad()
+    net.place = ""
+    one_pass(model, net)  # DDP raises where a reduction was left unfinished
+    assert all(p.grad.any() for p in net.last.parameters())
+    assert not model._forward_pre_hooks
+    assert "_run_ddp_forward" not in vars(model)
+
+
+def test_a_pass_that_is_not_sent_needs_nothing_but_its_buffers() -> None:
+    model, net = made()
+    stand_in, sent = StandIn(model), []
+    model._sync_buffers = lambda: sent.append(1)  # type: ignore[method-assign]
+    net.place = "before"
+    with model.no_sync(), pytest.raises(MemoryError), stand_in.watching():
+        one_pass(model, net)
+    stand_in.complete(reduced=False)
+    assert (sent, net.first.weight.grad) == ([1], None)
+    net.place = "forward"
+    model.require_forward_param_sync = True
+    with model.no_sync(), pytest.raises(MemoryError), stand_in.watching():
+        one_pass(model, net)
+    stand_in.complete(reduced=True)
+    assert sent == [1, 1]  # by the pass itself
+    assert model.require_forward_param_sync
+    assert net.first.weight.grad is not None
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {}])
+def test_what_cannot_be_stood_in_for(options: dict[str, Any]) -> None:
+    model, net = made(**options)
+    assert StandIn(model).is_possible is not bool(options)
+    net.norm = nn.SyncBatchNorm(4)
+    assert not StandIn(model).is_possible
+    assert not StandIn(None).is_possible
+
+
+def test_a_model_that_is_called_past_its_wrapper() -> None:
+    model, net = made()
+    stand_in = StandIn(model)
+    with stand_in.watching():
+        net(torch.ones(4, 2)).sum().backward()
+    assert not stand_in.is_possible
+
+
+class Two:
+    """Two ranks of which this is one; the other has `other` batches left."""
+
+    def __init__(self, other: float) -> None:
+        self.agreements, self.other, self.asked = 0, other, []
+
+    def on_all(self, act: Any, when: Any) -> None:
+        self.asked.append((act, when))
+
+    def any_rank(self, wanted: Any) -> Any:
+        return lambda: wanted() or self.other < 1
+
+    def least(self, number: float) -> float:
+        return min(number, self.other)
+
+    def agree(self, size: int) -> None:
+        self.agreements += 1
+        for act, when in self.asked:
+            if when() or self.other < size:
+                act()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "used"), [(7, 7, 7), (7, 6, 6), (5, 9, 5), (math.inf, 4, 4), (3, 3, 3), (8, 8, 8)]
+)
+def test_both_take_as_many_batches(mine: float, theirs: float, used: int) -> None:
+    size, ranks = 3, Two(theirs)
+    data = SimpleNamespace(left=mine, open=False)
+    ends = ends_of(ranks, data, size)  # type: ignore[arg-type]
+    assert isinstance(ends, LastGroup)
+    ends()
+    data.open, count = True, 0
+    while count < 20:
+        count += 1
+        data.left, ranks.other = mine - count, theirs - count
+        if count % size == 0:
+            ranks.agree(size)
+        if ends() or data.left <= 0:
+            break
+    assert count == used
+    data.open = False
+    assert not ends()
+    assert isinstance(ends_of(ranks, data, 1), Once)  # type: ignore[arg-type]

@@ -1,0 +1,256 @@
+"""What a model returned and what its loss was called with, read during one forward pass."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steadystep.records import OutputStats
+from steadystep.signals import Gradients, outputs
+from steadystep.signals.outputs import TARGET, Evidence, Outputs
+
+RNG = torch.Generator().manual_seed(0)
+X, Y, LABELS = torch.randn(8, 3, generator=RNG), torch.randn(8, 2, generator=RNG), torch.arange(8) % 2
+
+
+def watch_of(model: nn.Module, *held: nn.Parameter) -> Outputs:
+    return Outputs(model, Gradients(model, torch.optim.SGD(held or model.parameters(), lr=0.1)))
+
+
+def read(watch: Outputs, loss: Callable[[], Any], batch: Any = None, step: int = 4) -> OutputStats:
+    with watch.seeing(batch, step):
+        loss()
+    return watch.read(watch.waiting[0].tolist())
+
+
+def seen(model: nn.Module, loss: Callable[[], Any], batch: Any = None) -> OutputStats:
+    return read(watch_of(model), loss, batch)
+
+
+class TestValues:
+    def test_of_the_output(self) -> None:
+        model = nn.Linear(3, 2)
+        found, values = seen(model, lambda: model(X)), model(X).detach().numpy()
+        near = lambda value: pytest.approx(float(value), rel=1e-4, abs=1e-6)  # noqa: E731
+        assert (found.step, found.shape, found.calls) == (4, (8, 2), 1)
+        assert (found.smallest, found.largest) == (near(values.min()), near(values.max()))
+        assert (found.rms, found.spread) == (near(np.sqrt((values**2).mean())), near(np.sqrt(values.var(0).mean())))
+        assert found.input_spread == near(np.sqrt(X.numpy().var(0).mean()))
+        assert found.row_error == near(np.abs(values.sum(1) - 1).max())
+        assert found.column_error == near(np.abs(values.sum(0) - 1).max())
+        shares = np.exp(values) / np.exp(values).sum(1, keepdims=True)
+        assert found.entropy == near(-(shares * np.log(shares)).sum(1).mean())
+        units = values / np.sqrt((values**2).sum(1, keepdims=True))
+        assert found.alignment == near(np.sqrt((units.mean(0) ** 2).sum()))
+        assert found.distinct == 1.0
+        assert math.isnan(found.faintest)
+        assert math.isnan(found.sharpest)
+
+    def test_a_single_column_has_no_classes(self) -> None:
+        model = nn.Linear(3, 1)
+        found = seen(model, lambda: model(X))
+        assert math.isnan(found.entropy)
+        assert math.isnan(found.alignment)
+        wrapper = Flat(model)
+        flat = seen(wrapper, lambda: wrapper(X))
+        assert flat.shape == (8,)
+        assert math.isnan(flat.row_error)
+        assert not math.isnan(flat.spread)
+
+    def test_equal_samples_are_not_distinct(self) -> None:
+        model = nn.Linear(3, 2)
+        rows = X[[0, 0, 0, 0, 1, 1, 1, 1]]
+        assert seen(model, lambda: model(rows)).distinct == pytest.approx(0.25)
+
+    def test_of_a_large_output_the_first_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outputs, "MOST", 4)
+        model = nn.Linear(3, 2)
+        found = seen(model, lambda: functional.mse_loss(model(X), Y), (X, Y))
+        first = model(X)[:2]
+        assert (found.largest, found.shape) == (pytest.approx(first.max().item()), (8, 2))
+        assert [name for name, _ in found.losses] == [f"mse of {TARGET}"]  # that of the call; none is computed
+
+    def test_calls_of_one_pass(self) -> None:
+        model = nn.Linear(3, 2)
+        found = seen(model, lambda: model(X) + model(2.0 * X))
+        assert found.calls == 2
+        assert found.largest == pytest.approx(model(X).max().item())
+
+    def test_modes(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        assert (seen(model, lambda: model(X)).evaluating, seen(model, lambda: model(X)).evaluating_all) == (
+            False,
+            False,
+        )
+        model[1].eval()
+        assert (seen(model, lambda: model(X)).evaluating, seen(model, lambda: model(X)).evaluating_all) == (True, False)
+        model.eval()
+        assert (seen(model, lambda: model(X)).evaluating, seen(model, lambda: model(X)).evaluating_all) == (True, True)
+
+    def test_a_model_that_is_never_called_itself(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        found = seen(model, lambda: model[1](model[0](X)))
+        assert found.shape == (8, 2)
+
+
+class Flat(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).flatten()
+
+
+class TestLosses:
+    def test_of_the_batch_and_the_call(self) -> None:
+        model = nn.Linear(3, 2)
+        found = seen(model, lambda: functional.mse_loss(model(X), Y), (X, Y))
+        losses = dict(found.losses)
+        assert losses["mse of [1]"] == pytest.approx(functional.mse_loss(model(X), Y).item(), rel=1e-5)
+        assert losses[f"mse of {TARGET}"] == pytest.approx(losses["mse of [1]"], rel=1e-5)
+        assert (found.kind, found.terms, found.mistakes, found.policy) == ("mse", 1, (), False)
+        assert found.target is not None
+        assert (found.target.name, found.target.mean) == (TARGET, pytest.approx(Y.mean().item(), abs=1e-6))
+
+    def test_the_target_is_counted_over_all_looks(self) -> None:
+        model = nn.Linear(3, 2)
+        watch = watch_of(model)
+        for step in (1, 2, 4):
+            found = read(watch, lambda: functional.cross_entropy(model(X), LABELS.clone()), step=step)
+        assert found.target is not None
+        assert (found.target.counted, found.target.values, found.kind) == (24, 2, "cross-entropy")
+        longer = read(watch, lambda: functional.mse_loss(model(X), Y)).target
+        assert longer is not None
+        assert (longer.shape, longer.rows) == ((2,), 8)
+
+    def test_a_weighted_loss_has_no_level(self) -> None:
+        model = nn.Linear(3, 2)
+        found = seen(model, lambda: functional.cross_entropy(model(X), LABELS, weight=torch.ones(2)))
+        assert (found.kind, found.terms) == ("", 1)
+
+    def test_who_gives_no_batch_is_heard(self) -> None:
+        model = nn.Linear(3, 2)
+        watch = watch_of(model)
+        heard: list[Any] = []
+        watch.heard = lambda batch, step, measured: heard.append((set(batch), step, set(measured)))
+        read(watch, lambda: functional.mse_loss(model(X), Y))
+        assert heard == [({"input", "target"}, 4, {TARGET})]
+        read(watch, lambda: functional.cross_entropy(model(X), LABELS, ignore_index=1))
+        assert heard[1:] == [({"input", "target"}, 4, set())]  # other numbers than the loop's own
+        read(watch, lambda: functional.mse_loss(model(X), Y), (X, Y))
+        assert len(heard) == 2
+
+    def test_a_target_that_is_the_input(self) -> None:
+        model = nn.Linear(3, 3)
+        assert seen(model, lambda: functional.mse_loss(model(X), X)).ahead == "the target is the input itself"
+        assert seen(model, lambda: functional.mse_loss(model(X), X.clone())).ahead == ""
+
+    def test_a_feature_that_is_the_target(self) -> None:
+        model = nn.Linear(3, 2)
+        watch = watch_of(model)
+        for i in range(3):
+            given = torch.randn(8, 3, generator=RNG)
+            given[:, 1] = LABELS
+            found = read(watch, lambda given=given: functional.cross_entropy(model(given), LABELS))  # type: ignore[misc]
+            assert found.copied == ("feature 1 of the input" if i == 2 else "")
+
+    def test_picked_log_probabilities_are_a_policy(self) -> None:
+        model = nn.Linear(3, 2)
+        found = seen(model, lambda: -model(X).log_softmax(1).gather(1, LABELS.unsqueeze(1)).mean())
+        assert found.policy
+        assert not seen(model, lambda: functional.cross_entropy(model(X), LABELS)).policy
+
+
+class TestParameters:
+    def test_outside_of_model_and_optimizer(self) -> None:
+        free = nn.Parameter(torch.ones(2))
+        model = nn.Linear(3, 2)
+        wrapper = Scaled(model, [free])
+        assert seen(wrapper, lambda: wrapper(X).mean()).outside == 1
+        held = Outputs(wrapper, Gradients(wrapper, torch.optim.SGD([*wrapper.parameters(), free], lr=0.1)))
+        assert read(held, lambda: wrapper(X).mean()).outside == 0
+
+    def test_not_held(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        found = read(watch_of(model, *model[0].parameters()), lambda: model(X).mean())
+        assert set(found.untrained) == set(found.unheld or ()) == {"1.weight", "1.bias"}
+        assert found.severed == found.unlinked == ()
+
+    def test_computed_without_a_gradient(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2))
+
+        def loss() -> Tensor:
+            with torch.no_grad():
+                hidden = model[0](X)
+            return model[1](hidden).mean()
+
+        assert seen(model, loss).unlinked == ("0.weight",)
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner: nn.Module, free: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.inner, self.free = inner, free
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.free[0]
+
+
+class TestHooks:
+    def test_none_is_left(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 2))
+        watch = watch_of(model)
+        with pytest.raises(ZeroDivisionError), watch.seeing(None, 4):
+            raise ZeroDivisionError
+        assert not model._forward_hooks
+        assert not model[0]._forward_hooks
+        assert watch.waiting == []
+
+    def test_an_output_that_cannot_be_measured_closes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = nn.Linear(3, 2)
+        watch, told = watch_of(model), []
+        watch.seen = lambda: told.append(True)
+        monkeypatch.setattr(outputs, "_shape_of_values", lambda values: 1 / 0)
+        with watch.seeing(None, 4):
+            model(X)
+        monkeypatch.undo()
+        with watch.seeing(None, 8):
+            assert not model._forward_hooks
+            model(X)
+        assert (watch.waiting, told) == ([], [True, True])
+
+    def test_a_recurrence_that_reads_the_batch_as_time(self) -> None:
+        x, labels = torch.randn(8, 5, 3, generator=RNG), LABELS
+        model = nn.GRU(3, 2)
+        assert seen(model, lambda: model(x)[0], (x, labels)).misread == ("GRU",)
+        right = nn.GRU(3, 2, batch_first=True)
+        assert seen(right, lambda: right(x)[0], (x, labels)).misread == ()
+        assert seen(model, lambda: model(x.movedim(0, 1))[0], (x, labels)).misread == ()
+        model.eval()
+        assert seen(model, lambda: model(x)[0], (x, labels)).misread == ()
+
+
+def test_evidence_is_cut_where_outputs_end() -> None:
+    model = nn.Linear(3, 2)
+    watch = watch_of(model)
+    evidence = Evidence(watch)
+    for step in range(1, 7):
+        with watch.seeing(None, step):
+            functional.mse_loss(model(X * step), Y)
+        values = torch.cat(evidence.waiting).tolist()
+        found = evidence.read(values)
+        assert set(found) == ({"outputs", "batch"} if step == 6 else {"outputs"})
+        assert evidence.waiting == []
+    assert [part.name for part in found["batch"].parts] == ["['input']", TARGET]
+    assert repr(found["batch"].parts[1]) == repr(found["outputs"].target)
+    assert found["batch"].batches == 6
+    alone = Evidence()
+    for step in range(16):
+        alone.add((X * step,), step)
+    assert alone.read(torch.cat(alone.waiting).tolist())["batch"].batches == 16
