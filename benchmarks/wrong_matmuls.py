@@ -88,6 +88,11 @@ def guarded(kind: str, model: nn.Module, every: int) -> Step:
     return step
 
 
+def loss_on(model: nn.Module, x: Tensor) -> Tensor:
+    """Of telling whether the sum of a row is above zero."""
+    return nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long())
+
+
 def run(seed: int, rate: float | None, every: int = 0) -> tuple[list[float], int | None]:
     """The held-out loss after each step from `AT` on, and the first step with a finding; without a rate no fault."""
     model, kind = network(seed % 7), ("AdamW", "SGD", "Muon")[seed % 3]
@@ -101,7 +106,7 @@ def run(seed: int, rate: float | None, every: int = 0) -> tuple[list[float], int
     for step in range(STEPS):
         x = torch.randn(16, 10, generator=data)
         unit.active = rate is not None and step >= start
-        loud, ended = update(lambda x=x: nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()))
+        loud, ended = update(partial(loss_on, model, x))
         unit.active = False
         if loud and seen is None and step >= start:
             seen = step
@@ -109,7 +114,7 @@ def run(seed: int, rate: float | None, every: int = 0) -> tuple[list[float], int
             continue
         model.eval()
         with torch.no_grad():
-            losses.append(float(nn.functional.cross_entropy(model(held), (held.sum(1) > 0).long())))
+            losses.append(float(loss_on(model, held)))
         model.train()
         if ended:
             losses += [losses[-1]] * (STEPS - AT - len(losses))
