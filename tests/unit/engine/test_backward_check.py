@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import steadystep
-from steadystep.engine.judge import Judge
 from steadystep._utils.numbers import common_factor
+from steadystep.engine.judge import Judge
 from steadystep.engine.verdict import Ask, BackwardCheck, Verdict
 from steadystep.faults import parse
 from steadystep.lab.tasks import TASKS
