@@ -15,7 +15,8 @@ from steadystep.engine import components, microbatch_group
 from steadystep.errors import ConfigError, MisuseError
 from steadystep.parallel import SingleProcess
 from steadystep.signals.gradients import Gradients
-from steadystep.snapshots.recovery import InMemory, NoRecovery
+from steadystep.snapshots.no_recovery import NoRecovery
+from steadystep.snapshots.recovery import InMemory
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState
 

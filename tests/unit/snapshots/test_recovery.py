@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 
 from steadystep.records import Outcome, Signals
-from steadystep.snapshots.recovery import InMemory, NoRecovery
+from steadystep.snapshots.no_recovery import NoRecovery
+from steadystep.snapshots.recovery import InMemory
 from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
 
 CALM = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1)
