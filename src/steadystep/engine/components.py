@@ -47,8 +47,8 @@ from steadystep.signals import (
 from steadystep.signals.checksums import Checksums
 from steadystep.snapshots import Snapshots
 from steadystep.snapshots.buffers import Buffers
-from steadystep.snapshots.placement import disk_bytes, memory_bytes
 from steadystep.snapshots.no_recovery import NoRecovery
+from steadystep.snapshots.placement import disk_bytes, memory_bytes
 from steadystep.snapshots.recovery import InMemory, Recovery
 from steadystep.snapshots.replay_buffer import ReplayBuffer
 from steadystep.snapshots.tensor_state import TensorState
