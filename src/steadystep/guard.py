@@ -134,7 +134,7 @@ class Guard:
     def validate(self, val_loss: float, **metrics: float) -> None:
         """Report a validation to the log, a plateau schedule, early stopping and the best checkpoint.
 
-        Lower is better. Every rank calls it and the mean counts; a rank that did not validate passes NaN.
+        `metrics` are logged with `val_loss` (lower is better). Every rank calls it, if only with NaN; the mean counts.
         """
         metrics = {name: arguments.real_number(name, value) for name, value in metrics.items()}
         self._pipeline.validated(arguments.real_number("val_loss", val_loss), metrics)
@@ -175,7 +175,7 @@ class Guard:
         self._parts.keep(name, thing, check=isinstance(thing, nn.Module) if check is None else check, update=update)
 
     def wait_for(self, staging: Any) -> None:
-        """Before the next update or rollback, wait for this future, such as what `dcp.async_save` returned."""
+        """Before the next update or rollback, wait for the future `staging`, such as that of `dcp.async_save`."""
         self._pipeline.staged.append(arguments.staging_future(staging))
 
     @contextmanager

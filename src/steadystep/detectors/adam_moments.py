@@ -123,7 +123,7 @@ class PoisonedMoments:
     def update(self, signals: Signals) -> tuple[Finding, ...]:
         """Return at most one finding for each probe; after four in a row the new level becomes the baseline."""
         probe, norm = signals.probe, signals.grad_norm
-        if norm < math.inf:  # NaN and infinity fail the comparison
+        if 0.0 <= norm < math.inf:  # NaN fails the comparison
             self._recent.append(norm)
             self._num_large += norm > self._limit
         if probe is None:

@@ -17,6 +17,7 @@ from steadystep.records import DetectorName, Diagnosis
 _NEARLY_ALL = 0.95  # of the gradients
 _LONG = 200  # updates, before a loss that has not moved is called so
 _USUAL_UPDATE = 3e-4  # of the weights
+_NEAR, _FELL = 1.5, 0.7  # of the loss of a constant prediction, of the first loss
 
 
 def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
@@ -28,7 +29,8 @@ def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
         return Diagnosis(evidence=_numbers(facts))
     if found is None or not is_judged(facts):
         return _unjudged(facts)
-    if updates >= _LONG and supervised(facts) and (_stands_still(facts, found) or worse_than_constant(facts)):
+    behind = _stands_still(facts, found) or (worse_than_constant(facts) is not None and not _comes_near(found))
+    if updates >= _LONG and supervised(facts) and behind:
         return Diagnosis(
             cause=Cause.NO_LEARNING.value,
             evidence=f"not learning, cause unknown: in {updates} updates {found}; {_moves(facts)}",
@@ -39,6 +41,11 @@ def conclude_from_curve(facts: Facts, *, live: bool = False) -> Diagnosis:
     if not facts.curve.near_best:
         return _fine(facts, f"no cause found, but the loss was {facts.curve.best:.4g} at best: {_numbers(facts)}")
     return _learns(facts, found)
+
+
+def _comes_near(found: Progress) -> bool:
+    """Whether the loss has fallen by a third and is on its way below that of a constant prediction: slow, not stuck."""
+    return found.base is not None and found.end < min(_NEAR * found.base, _FELL * found.start)
 
 
 def _stands_still(facts: Facts, found: Progress) -> bool:

@@ -7,6 +7,7 @@ from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
     is_policy,
     learns,
+    num_looks,
     progress,
     stuck,
     supervised,
@@ -29,21 +30,21 @@ _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
 def constant_targets(facts: Facts) -> str:
     """The loss compares the output with one and the same number."""
     part = target(facts)
-    if part is None or not supervised(facts) or part.smallest != part.largest or _looks(facts) < _ENOUGH_BATCHES:
+    if part is None or not supervised(facts) or part.smallest != part.largest or num_looks(facts) < _ENOUGH_BATCHES:
         return ""
     if facts.opposed or facts.measured.outputs.last is None or facts.measured.outputs.last.terms > 1:
         return ""
-    if part.rows * _looks(facts) < 64 or part.ignored == 1.0:
+    if part.rows * num_looks(facts) < 64 or part.ignored == 1.0:
         return ""
-    return f"every target in {_looks(facts)} batches is {part.smallest:g}"
+    return f"every target in {num_looks(facts)} batches is {part.smallest:g}"
 
 
 def ignored_targets(facts: Facts) -> str:
     """Every label is the one that losses ignore."""
     part = target(facts)
-    if part is None or part.ignored < 1.0 or not part.whole or _looks(facts) < _ENOUGH_BATCHES:
+    if part is None or part.ignored < 1.0 or not part.whole or num_looks(facts) < _ENOUGH_BATCHES:
         return ""
-    return f"every label in {_looks(facts)} batches is -100, which the loss ignores"
+    return f"every label in {num_looks(facts)} batches is -100, which the loss ignores"
 
 
 def unrelated_targets(facts: Facts) -> str:
@@ -193,7 +194,7 @@ def outside_of_domain(facts: Facts) -> str:
     last = facts.measured.outputs.last
     if not kind and last is not None:
         kind, part = last.kind, last.target
-    if part is None or _looks(facts) < 3 or part.smallest == part.largest:
+    if part is None or num_looks(facts) < 3 or part.smallest == part.largest:
         return ""
     seen = f"targets are between {part.smallest:g} and {part.largest:g}"
     if kind in ("bce", "bce with logits") and (part.smallest < -0.01 or part.largest > 1.01):
@@ -211,13 +212,6 @@ def copied_target(facts: Facts) -> str:
     if trail.last is None or not trail.last.copied or is_policy(facts) or facts.opposed or trail.count < 4:
         return ""
     return f"{trail.last.copied} is the target at all {trail.count} probes"
-
-
-def _looks(facts: Facts) -> int:
-    """Batches in which the targets were measured."""
-    part, outputs = target(facts), facts.measured.outputs
-    heard = part is not None and outputs.last is not None and part is outputs.last.target
-    return outputs.count if heard else num_batches(facts)
 
 
 def num_batches(facts: Facts) -> int:

@@ -40,6 +40,8 @@ class Progress:
     base: float | None = None
     """Loss of the best constant prediction, where the loss function is known."""
     base_text: str = ""
+    base_error: float = 0.0
+    """Standard error of the base: it is known from some batches only."""
 
     @property
     def gained(self) -> bool:
@@ -54,7 +56,8 @@ class Progress:
     @property
     def at_base(self) -> bool:
         """It has come to rest no lower than the best constant prediction, as far as its noise lets one see."""
-        if self.base is None or self.beats_base or _SIGMAS * self.end_error > _BLUR * self.base:
+        error = math.hypot(self.end_error, self.base_error)
+        if self.base is None or self.beats_base or _SIGMAS * error > _BLUR * self.base:
             return False
         return self.settled or not self.gained
 
@@ -85,6 +88,8 @@ def progress(facts: Facts) -> Progress | None:
         settled=curve.settled,
         base=base,
         base_text=text,
+        # why the noise of the loss: both are means over batches of as many samples
+        base_error=pstdev(last) / math.sqrt(max(1, num_looks(facts))),
     )
 
 
@@ -214,6 +219,13 @@ def base_level(facts: Facts) -> tuple[float | None, str]:
         return None, ""
     base, text = base_of(kind, part)
     return (None if base is None else base * facts.measured.outputs.scale), text
+
+
+def num_looks(facts: Facts) -> int:
+    """Batches in which the targets were measured."""
+    part, measured = target(facts), facts.measured
+    heard = part is not None and measured.outputs.last is not None and part is measured.outputs.last.target
+    return measured.outputs.count if heard else 0 if measured.batch is None else measured.batch.batches
 
 
 def base_of(kind: str, part: BatchPartStats) -> tuple[float | None, str]:

@@ -132,6 +132,7 @@ def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare
     (output,) = _outputs_of(bench, batch, prepare=prepare)
     if output is None or output.dim() != 2 or output.shape[1] < 2 or num_rows(output) < 2:
         return None
+    output = output.detach()
     return float(1.0 - torch.cosine_similarity(output, output.roll(1, 0), dim=1).mean())  # sync: examined
 
 

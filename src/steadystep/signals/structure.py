@@ -1,7 +1,7 @@
 """What a run is built of: parameters, groups and modes, and what the graph of its loss and outputs reaches."""
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from torch import Tensor, bfloat16, float16, nn
@@ -52,9 +52,15 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         # why from the shape: to index a DTensor is a collective, and a rank may ask alone
         fan_ins=tuple(math.prod(p.shape[1:]) if id(p) in layers and len(p) else 0 for _, p in trained),
         table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
-        last_frozen=bool(named) and not named[-1][1].requires_grad,
+        last_frozen=bool(named) and not named[-1][1].requires_grad and not _has_adapter(*named[-1], trained),
         momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
     )
+
+
+def _has_adapter(name: str, last: nn.Parameter, trained: Sequence[tuple[str, nn.Parameter]]) -> bool:
+    """Whether a trained tensor beside the last layer has one dimension of its size: a LoRA factor is added to it."""
+    beside = name.rsplit(".", 2)[0] + "."
+    return name.count(".") > 1 and any(n.startswith(beside) and len(last) in p.shape for n, p in trained if last.dim())
 
 
 def has_frozen_statistics(model: nn.Module) -> bool:

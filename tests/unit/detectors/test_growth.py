@@ -164,7 +164,8 @@ def test_each_is_a_cause_with_the_tools_that_help() -> None:
 
 def test_what_makes_them_grow_comes_first() -> None:
     assert causes("attention-logit-growth", "embedding-growth") == ["embedding-growth", "attention-logit-growth"]
-    assert causes("attention-logit-growth", "growing-gradient")[0] == "missing-zero-grad"
+    # gradients that grow are no fault of a run that halves its loss
+    assert causes("attention-logit-growth", "growing-gradient") == ["attention-logit-growth"]
 
 
 @pytest.mark.parametrize("detector", ["embedding-growth", "attention-logit-growth"])

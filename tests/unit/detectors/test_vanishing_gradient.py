@@ -133,7 +133,7 @@ class TestSingleTensors:
     def test_an_old_state(self) -> None:
         detector = ZeroGradient()
         detector.load_state_dict({"in_a_row": 3, "zeros": {"a": 2}})
-        assert detector.state_dict() == {"in_a_row": 3, "zeros": {"a": 2}, "alive": [0, {}, []], "said": [1000, 0]}
+        assert detector.state_dict() == {"in_a_row": 3, "zeros": {"a": 2}, "alive": [0, {}, []], "said": [1000, 0, 0]}
 
 
 @pytest.mark.parametrize(("before", "sudden"), [(63, False), (64, True)])

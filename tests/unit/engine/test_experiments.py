@@ -142,4 +142,5 @@ def test_the_precision_of_the_guard_is_used(precision: str) -> None:
     handle = last.register_forward_hook(lambda module, args, output: dtypes.add((now[-1], output.dtype)))
     guard.examine(num_steps=12, progress=now.append)
     handle.remove()
-    assert {dtype for trial, dtype in dtypes if "float32" not in trial} == {torch.bfloat16}
+    # one pass in double precision says how many digits of the loss are right
+    assert {dtype for trial, dtype in dtypes if "float32" not in trial} - {torch.float64} == {torch.bfloat16}

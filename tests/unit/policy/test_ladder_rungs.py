@@ -387,18 +387,22 @@ class TestBetterPolicy:
     def test_back_with_smaller_steps(self) -> None:
         plan = self.planned()
         assert plan.actions == ("rollback", "cut-lr", "skip-batches")
-        assert (plan.to, plan.reason, plan.hold, plan.raises) == (40, "reward-collapse", 1600, "")
+        assert (plan.to, plan.reason, plan.hold, plan.raises) == (40, "reward-collapse", 50, "")
         assert plan.lr == pytest.approx(0.03)
 
     def test_smaller_still_when_it_happens_again(self) -> None:
         step = self.EARNED.step
-        assert self.planned((step - 5, 3)).lr == pytest.approx(0.009)
+        again = self.planned((step - 5, 3))
+        assert (again.lr, again.hold) == (pytest.approx(0.009), 1600)
         assert self.planned((step - 5, 3), lr_floor_mult=0.2).lr == pytest.approx(0.02)
 
-    def test_the_last_rollback_is_kept(self) -> None:
+    def test_the_run_ends_with_the_last_rollback(self) -> None:
         step = self.EARNED.step
-        assert self.planned((step - 5, 3), (step - 4, 3)) == Plan()
-        raised = self.planned((step - 5, 3), (step - 4, 3), coefficients=("kl_coef",))
+        last = self.planned((step - 5, 3), (step - 4, 3))
+        assert (last.actions, last.to, last.reason) == (("rollback", "stop"), 40, "reward-collapse")
+
+    def test_without_rollbacks_a_coefficient_may_be_raised(self) -> None:
+        raised = self.planned(rolls_back=False, coefficients=("kl_coef",))
         assert (raised.actions, raised.raises) == (("raise-coefficient",), "kl_coef")
         assert raised.reason == "reward-collapse"
         assert self.planned(rolls_back=False) == Plan()

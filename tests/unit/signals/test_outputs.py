@@ -216,7 +216,7 @@ class TestHooks:
         model = nn.Linear(3, 2)
         watch, told = watch_of(model), []
         watch.seen = lambda: told.append(True)
-        monkeypatch.setattr(outputs, "_shape_of_values", lambda values: 1 / 0)
+        monkeypatch.setattr(outputs, "values_of", lambda values: 1 / 0)
         with watch.seeing(None, 4):
             model(X)
         monkeypatch.undo()
