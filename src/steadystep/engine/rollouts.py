@@ -8,7 +8,6 @@ under the current and the best remembered weights, and eight more to confirm.
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any, final
 
@@ -16,7 +15,8 @@ from steadystep.detectors.policy import policy_metrics
 from steadystep.engine.verdict import Ask, State
 from steadystep.policy import Limits, Mode
 from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
-from steadystep.rl import Controls, noise_of
+from steadystep.rl import Controls
+from steadystep.rl.earned_series import SUSPECTED, EarnedSeries
 
 OF_A_POLICY = frozenset(
     {
@@ -30,8 +30,7 @@ ROLLOUTS = 8
 _CERTAIN = 3.0  # standard errors
 _APART = 100_003  # between the seeds of two samples
 _SEED = 12  # of every look at the current policy
-_FEWEST = 6  # looks
-_SUSPECTED, _FALLEN, _HEALED = 0.15, 0.3, 0.15  # of what was gained
+_FALLEN, _HEALED = 0.3, 0.15  # of what was gained
 _AGAIN = 0.1  # the same after a rollback, or where a detector has seen a cause
 _SURE = 4.0  # standard errors of the difference to the best level
 _PROBATION = 500  # steps after a rollback
@@ -59,61 +58,6 @@ def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
     mean = fmean(better)
     agree = sum(value < 0.0 for value in better) <= len(better) // ROLLOUTS
     return agree and mean > 0.0 and mean >= _CERTAIN * error and mean > 0.02 * abs(fmean(current))
-
-
-@final
-class EarnedSeries:
-    """What the policy earned at each look, and how far it has fallen from its best level.
-
-    >>> series = EarnedSeries([[5 * i, min(0.1 * i, 0.8)] for i in range(12)])
-    >>> series.best, round(series.gained, 2), series.best_step
-    (0.8, 0.8, 45)
-    """
-
-    def __init__(self, looks: list[list[float]]) -> None:
-        self.looks = looks
-        """Step and score."""
-
-    def _levels(self) -> list[tuple[float, float]]:
-        """Means of two neighbours, one of which may be lucky, and the step of the second."""
-        return [(0.5 * (a[1] + b[1]), b[0]) for a, b in pairwise(self.looks)]
-
-    @property
-    def best(self) -> float:
-        """The best level."""
-        return max(self._levels())[0]
-
-    @property
-    def best_step(self) -> int:
-        """When it was reached first."""
-        best = self.best
-        return int(next(step for level, step in self._levels() if level == best))
-
-    @property
-    def gained(self) -> float:
-        """From the first look to the best level."""
-        return self.best - self.looks[0][1]
-
-    @property
-    def noise(self) -> float:
-        """Of one look, from the differences of neighbours."""
-        return noise_of([b[1] - a[1] for a, b in pairwise(self.looks)])
-
-    @property
-    def known(self) -> bool:
-        """Whether enough was learned to lose some of it."""
-        return len(self.looks) >= _FEWEST and self.gained > max(4.0 * self.noise, 1e-9 * abs(self.best))
-
-    def fall(self, scores: Sequence[float], share: float) -> float:
-        """In standard errors, where rollouts with these scores have lost that share of the gain; otherwise 0."""
-        lost, error = self.best - fmean(scores), stdev(scores) / math.sqrt(len(scores))
-        doubt = max(math.hypot(math.sqrt(0.5) * self.noise, error), 1e-12 * abs(self.best))
-        return lost / doubt if lost > share * self.gained and doubt > 0.0 else 0.0
-
-    def level_at(self, step: int) -> float | None:
-        """The mean of the looks next to `step`; None where there is none within ten steps."""
-        near = [score for at, score in self.looks if abs(at - step) <= 6]
-        return fmean(near) if near else None
 
 
 @final
@@ -203,10 +147,12 @@ class PolicyTrial:
             tuple(f for f in found if f.detector != DetectorName.REWARD_COLLAPSE),
             self._lasts(signals, now, series.best),
         )
-        severity: Severity = "info" if self._told or (self._only_values and not lasts) else "warn"
+        rested = self._rested(series, signals.step)
+        quiet = self._told or (self._only_values and not lasts) or not rested
+        severity: Severity = "info" if quiet else "warn"
         self._told = self._told or severity == "warn"
         said = self._finding(signals, series, now, severity)
-        if not lasts or mode != "autopilot":
+        if not lasts or not rested or mode != "autopilot":
             return signals, (*rest, said)
         held = self._best(series, states)
         tried = None if held is None else (yield from _better(signals, [held]))
@@ -227,11 +173,16 @@ class PolicyTrial:
 
     @property
     def _suspicious(self) -> float:
-        return 0.8 * _AGAIN if self._acted or self._warned else _SUSPECTED
+        return 0.8 * _AGAIN if self._acted or self._warned else SUSPECTED
 
     def _alert(self, step: int) -> bool:
         """Whether a policy was rolled back or a cause was seen not long ago."""
         return any(step - at <= _PROBATION for at in (*self._acted, *self._warned.values()))
+
+    def _rested(self, series: EarnedSeries, step: int) -> bool:
+        """Whether it fell from rest, or falls again: a policy that still learns falls, and recovers by itself."""
+        since = step if self._fell is None else self._fell[0]
+        return any(step - at <= _PROBATION for at in self._acted) or series.rested(since)
 
     def _lasts(self, signals: Signals, now: float, best: float) -> bool:
         """Whether it has been down for long enough, and is not on its way back."""

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.engine.rollouts import EarnedSeries, PolicyTrial, earns_more
+from steadystep.engine.rollouts import PolicyTrial, earns_more
 from steadystep.engine.verdict import Ask
 from steadystep.errors import MisuseError
 from steadystep.records import Finding, Signals
 from steadystep.rl import Controls
+from steadystep.rl.earned_series import EarnedSeries
 
 GOOD = 2
 ARMS = 8
@@ -171,6 +172,14 @@ def test_a_fall_is_said_and_then_undone_to_the_best_state() -> None:
     assert "8 rollouts earn" in said[0].what
     observed, _, _ = lived(falls(150), mode="observe")
     assert [f.severity for f in observed] == ["warn"]
+
+
+@pytest.mark.parametrize(("at", "acts"), [(105, 0), (112, 0), (155, 1)])
+def test_a_policy_that_still_learns_may_fall(at: int, acts: int) -> None:
+    """It reaches its best level at step 100: eight looks later it has come to rest."""
+    said, _, _ = lived(falls(at), steps=at + 40)
+    assert sum(f.severity == "act" for f in said) >= acts
+    assert bool(said) == bool(acts)
 
 
 @pytest.mark.parametrize("until", [154, 157])
