@@ -202,7 +202,8 @@ def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | Non
 def deaf_classes(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[float, float] | None:
     """With newly drawn weights: the only class whose samples give a gradient, and one whose samples give none."""
     found = [t for t in seen.targets.values() if num_rows(t) == seen.num_samples]
-    if len(found) != 1 or len(torch.unique(found[0])) > _MOST_CLASSES or not bool((found[0] == found[0].round()).all()):
+    whole = len(found) == 1 and (not found[0].is_floating_point() or bool((found[0] == found[0].round()).all()))
+    if not whole or len(torch.unique(found[0])) > _MOST_CLASSES:
         return None
     felt: dict[float, bool] = {}
     with bench.set_aside():
