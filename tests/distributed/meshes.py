@@ -364,6 +364,18 @@ def late(mode: str) -> None:
     assert_one_decision(outcomes)
 
 
+def unlearnable(mode: str) -> None:
+    """Targets of noise: the mesh is not what is blamed for it, whatever stands in for the weights in a forward pass."""
+    model, optimizer, place = made(mode)
+    noise = torch.Generator().manual_seed(place)
+    with steadystep.Guard(model, optimizer) as guard:
+        for step in range(60):
+            x, y = batch(step, place), torch.randn(4, 4, generator=noise)
+            guard.step(lambda x, y=y: (model(x).squeeze(-1) - y).square().mean(), batch=x)
+        said = [str(found) for found in guard.diagnose()]
+    assert not [text for text in said if "optimizer" in text.partition("try:")[0]], said
+
+
 CHECKS = {
     "late": late,
     "healthy": healthy,
@@ -374,6 +386,7 @@ CHECKS = {
     "resume": resume,
     "collectives": collectives,
     "watched": watched,
+    "unlearnable": unlearnable,
 }
 
 
