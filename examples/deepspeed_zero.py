@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/deepspeed_zero.py      # python examples/deepspeed_zero.py does the same
 
-On CPUs DeepSpeed compiles its communication the first time, which takes minutes without a word; if that was interrupted,
-it waits for ever for a lock in ~/.cache/torch_extensions, which has to be deleted.
+On CPUs DeepSpeed compiles its communication the first time, which takes minutes without a word. If that was
+interrupted, the next run waits for a lock in ~/.cache/torch_extensions: delete it.
 """
 
 import os

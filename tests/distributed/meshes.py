@@ -35,8 +35,8 @@ from tests.distributed.setting import assert_finite, assert_one_decision, assert
 
 ONE_MESH = ("ddp", "fsdp", "tp", "sp")
 MODES = {2: ONE_MESH, 4: (*ONE_MESH, "hsdp", "fsdp tp", "fsdp sp", "submesh")}
-"""By ranks. `sp`: tensor and sequence parallelism, with replicated DTensors whose gradients are partial sums; `submesh`:
-tensor parallelism over two of four ranks, twice."""
+"""By ranks. `sp`: tensor and sequence parallelism, with replicated DTensors whose gradients are partial sums;
+`submesh`: tensor parallelism over two of four ranks, twice."""
 STEPS = 8
 FAULT = 12
 
