@@ -273,8 +273,8 @@ class Watcher:
     def _recorded(self, model: nn.Module, obstacle: str) -> Recorder | None:
         """Where updates can be replayed."""
         parts = self.guard._parts
-        if parts.ranks.size > 1:
-            obstacle = f"watch() with {parts.ranks.size} ranks"
+        if parts.ranks.stages is not None:
+            obstacle = "watch() of a pipeline"
         if obstacle and parts.ranks.rank == 0:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:

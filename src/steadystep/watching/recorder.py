@@ -163,8 +163,7 @@ class Reruns:
         """Present the first bad one, or the last: of what the loop has given, or else of what was seen of it."""
         known = self._all or [_rerun(work) for work in micro_batches]
         which = [i for i in bad if i < len(known)]
-        if known:
-            runner.present(*known[which[0] if which else -1])
+        runner.present(*known[which[0] if which else -1] if known else (None, None))
 
     def clear(self) -> None:
         """The step is over."""
