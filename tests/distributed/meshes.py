@@ -318,7 +318,12 @@ def collectives(mode: str) -> None:
 
 
 def watched_run(
-    mode: str, fault: str = "", *, dropout: float = 0.0, odd: Callable[[int], bool] = lambda _: False
+    mode: str,
+    fault: str = "",
+    *,
+    dropout: float = 0.0,
+    odd: Callable[[int], bool] = lambda _: False,
+    max_norm: float | None = None,
 ) -> tuple[nn.Module, Optimizer, list[steadystep.Outcome]]:
     """A loop under `watch`; at steps that are `odd` on this rank, its loss cannot be computed again."""
     model, optimizer, place = made(mode, dropout=dropout)
@@ -335,9 +340,13 @@ def watched_run(
                     local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
             loss = loss_of(model, x)
             (loss + stranger if odd(step) else loss).backward()
+            total = None if max_norm is None else torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
             optimizer.zero_grad()
             outcomes.append(watcher.outcome)
+            if total is not None and fault == "":
+                seen, norm = watcher.outcome.signals, total.full_tensor() if isinstance(total, DTensor) else total
+                assert seen is not None and math.isclose(seen.grad_norm, float(norm), rel_tol=1e-5), (mode, step)
     assert_one_decision(outcomes)
     assert_finite(model, optimizer)
     assert_consistent(model)
@@ -353,12 +362,24 @@ def watched(mode: str) -> None:
     whole = tensors_of(*watched_run(mode, dropout=0.2)[:2])
     model, optimizer, outcomes = watched_run(mode, "weight", dropout=0.2)
     back = outcomes[FAULT]
-    if mode.endswith("sp"):  # partial sums are added up before they are measured: other gradients than backward left
+    if mode == "sp":  # partial sums are added up before they are measured: other gradients than backward left
         assert (back.restored is not None, back.replayed) == (True, 0), back
     else:
         assert (back.restored, back.exact) == (FAULT + 1, True), back
         assert_same(whole, tensors_of(model, optimizer))
     assert all(o.stepped for o in outcomes[FAULT + 1 :])
+
+
+def clipping_loop(mode: str) -> None:
+    """A loop that clips by itself: what is measured is what it was before, and a replay clips too."""
+    if mode not in ("ddp", "fsdp", "hsdp"):  # elsewhere torch's own function fails
+        return
+    model, optimizer, _ = watched_run(mode, max_norm=0.1)
+    assert_same(plain_run(mode, max_norm=0.1, steps=FAULT + 4), tensors_of(model, optimizer))
+    whole = tensors_of(*watched_run(mode, dropout=0.2, max_norm=0.1)[:2])
+    model, optimizer, outcomes = watched_run(mode, "weight", dropout=0.2, max_norm=0.1)
+    assert (outcomes[FAULT].restored, outcomes[FAULT].exact) == (FAULT + 1, True), outcomes[FAULT]
+    assert_same(whole, tensors_of(model, optimizer))
 
 
 def half_recorded(mode: str) -> None:
@@ -370,7 +391,7 @@ def half_recorded(mode: str) -> None:
         assert (back.restored is not None, back.replayed) == (True, 0), back
         assert all(o.stepped for o in outcomes[FAULT + 1 :])
     back = watched_run(mode, "weight", odd=lambda step: here and step == FAULT)[2][FAULT]
-    assert mode.endswith("sp") or (back.restored, back.exact) == (FAULT, True), back  # all but that of the fault
+    assert mode == "sp" or (back.restored, back.exact) == (FAULT, True), back  # all but that of the fault
 
 
 def late(mode: str) -> None:
@@ -410,6 +431,7 @@ CHECKS = {
     "resume": resume,
     "collectives": collectives,
     "watched": watched,
+    "clipping_loop": clipping_loop,
     "half_recorded": half_recorded,
     "unlearnable": unlearnable,
 }
