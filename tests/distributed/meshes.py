@@ -345,8 +345,8 @@ def watched_run(
             optimizer.zero_grad()
             outcomes.append(watcher.outcome)
             if total is not None and fault == "":
-                seen, norm = watcher.outcome.signals, total.full_tensor() if isinstance(total, DTensor) else total
-                assert seen is not None and math.isclose(seen.grad_norm, float(norm), rel_tol=1e-5), (mode, step)
+                norm = total.full_tensor() if isinstance(total, DTensor) else total
+                assert math.isclose(watcher.outcome.signals.grad_norm, float(norm), rel_tol=1e-5), (mode, step)
     assert_one_decision(outcomes)
     assert_finite(model, optimizer)
     assert_consistent(model)
