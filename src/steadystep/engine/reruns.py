@@ -69,9 +69,10 @@ class Counterfactuals:
 
     def _at_hand(self, states: Sequence[Snapshot], *, backward: bool) -> list[float] | None:
         """Of the last micro-batch; with `backward` a gradient or a buffer that is not finite is an infinite loss."""
-        if self.runner.at_hand is None:
+        at_hand = self.runner.at_hand
+        if not self.reruns.ranks.all(at_hand is not None) or at_hand is None:  # a loop may give it on one rank alone
             return None
-        work, batch = self.runner.at_hand
+        work, batch = at_hand
         old = [self.recovery.weights_of(state) for state in states]
         return self.reruns.losses(lambda: work() if batch is None else work(batch), old, backward=backward)
 
@@ -128,8 +129,7 @@ class BatchReruns:
         grads = [p.grad for p in self.trained.parameters]
         try:
             first = self._tried(work, nullcontext(), backward=backward)
-            # why: where parameters are spread over ranks, the others would wait for this one
-            goes_on = first is not None or self.ranks.sharded
+            goes_on = first is not None or self.ranks.size > 1  # the others would wait for this one
             again = self._tried(work, nullcontext(), backward=backward) if goes_on else None
             repeats = first is not None and (first == again or not math.isfinite(first))
             if not self.ranks.all(repeats and again is not None):

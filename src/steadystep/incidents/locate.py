@@ -84,20 +84,22 @@ def trace_step(
     batch: Any = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
+    sharded: bool = False,
     stages: Stages | None = None,
 ) -> NaNTrace:
     """Run a step again under hooks and return its origin, loss and gradient norm.
 
-    Takes the arguments of `locate`, and `agree` where parameters are sharded: all ranks call it, each with its own
-    batch, and `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does. In a
-    pipeline, of whose `stages` some are here, `work` runs backward too.
+    Takes the arguments of `locate`, and `agree` on several ranks: all of them call it, each with its own batch, and
+    `agree` tells whether a flag is true on every rank, so that all run the backward pass or none does: parameters may
+    be `sharded`, and a model may send messages of its own. In a pipeline, of whose `stages` some are here, `work` runs
+    backward too.
     """
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     sick = sick_weights(model)
-    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree, stages)
+    run = _TracedRun(model, work, loss_of, trained, batch, scale, sick, agree, sharded, stages)
     with _eagerly(), _nothing_changed(model, trained) as rng:
         try:
-            found = run(through_grad=agree is None)  # a sharded gradient comes into being under backward() only
+            found = run(through_grad=not sharded)  # a sharded gradient comes into being under backward() only
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise
@@ -121,6 +123,7 @@ class _TracedRun:
     scale: float
     sick: Sick
     agree: AgreeOnBad | None = None
+    sharded: bool = False
     stages: Stages | None = None
 
     def __call__(self, *, through_grad: bool) -> NaNTrace:
@@ -146,7 +149,7 @@ class _TracedRun:
                 grads = self._gradients(scaled, through_grad=through_grad)
             finally:
                 back.remove()
-        if self.agree is not None:  # what arrived from other ranks is for those to explain
+        if self.sharded:  # what arrived from other ranks is for those to explain
             named = of_node(back) or of_buffers(self.model, self.sick)
             return NaNTrace(origin=named or Origin(), loss=value)
         norms = _norms(grads)
@@ -243,6 +246,7 @@ def second_look(
     precision: Precision | None = None,
     scale: float = 1.0,
     agree: AgreeOnBad | None = None,
+    sharded: bool = False,
     stages: Stages | None = None,
 ) -> NaNTrace:
     """Run a step again under hooks; whatever the user's code raises becomes part of the answer.
@@ -269,8 +273,9 @@ def second_look(
             rng.restore()
         try:
             agreeing = None if agree is None else all_agree
-            return trace_step(model, run, batch=batch, scale=scale, agree=agreeing, stages=stages)
+            return trace_step(model, run, batch=batch, scale=scale, agree=agreeing, sharded=sharded, stages=stages)
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # as it was raised, on this rank
             return NaNTrace(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))

@@ -71,7 +71,7 @@ class NaNTracer:
     def _open_together(self, plan: Plan, signals: Signals, *, updates: int) -> RefusedStep:
         """Every rank looks again, or the others would wait for it; the one where it began writes about it."""
         with self._ranks.no_sync():
-            found = self._second_look(signals)
+            found = self._second_look(signals, together=True)
         rank, said = whose(self._ranks, signals, found, _said(found.origin, signals))
         writes = rank == self._ranks.rank and self._incidents is not None and self._incidents.wants(plan, signals.step)
         state = None
@@ -89,18 +89,21 @@ class NaNTracer:
             whole: Mapping[str, Any] = gathered(step_state(self._model, self._optimizer, rng), keep=keep)
             return whole
 
-    def _second_look(self, signals: Signals) -> NaNTrace:
+    def _second_look(self, signals: Signals, *, together: bool = False) -> NaNTrace:
         work, batch, rng = self._runner.suspect(signals.bad_micro_batches)
-        stages = self._ranks.stages
+        ranks, stages = self._ranks, self._ranks.stages
+        if together:
+            work = ranks.together(work) if ranks.all(work is not None) and work is not None else None
         with as_before(self._buffers):
             return second_look(
                 self._model,
-                work if work is None or stages is None else self._ranks.together(work),
+                work,
                 batch,
                 rng=rng,
                 precision=self._precision,
                 scale=signals.scale,
-                agree=self._ranks.all if self._ranks.sharded and stages is None else None,
+                agree=ranks.all if together and stages is None else None,
+                sharded=ranks.sharded,
                 stages=stages,
             )
 

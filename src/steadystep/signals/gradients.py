@@ -65,9 +65,7 @@ class Gradients:
         """The version counter of each gradient; None where there is none."""
         if not self._sharded:
             return tuple([None if (grad := p.grad) is None else grad._version for p in self.parameters])
-        # why local: FSDP2 adds to the part of this rank, and the DTensor around it does not notice
-        held = [None if p.grad is None else local_part(p.grad) for p in self.parameters]
-        return tuple(map(_version_of, (*held, *unreduced_in(self._model))))
+        return tuple(map(_version_of, (*(p.grad for p in self.parameters), *unreduced_in(self._model))))
 
     def named(self) -> tuple[tuple[str, ...], tuple[Parameter, ...]]:
         """All that the optimizer holds, with their names."""
@@ -138,7 +136,11 @@ def unreduced_in(model: nn.Module) -> Iterator[Tensor | None]:
 
 
 def _version_of(grad: Tensor | None) -> int | None:
-    return None if grad is None else grad._version
+    """Of a DTensor that of both: FSDP2 adds to the part of this rank, a loop may multiply the DTensor around it."""
+    if grad is None:
+        return None
+    part = local_part(grad)
+    return grad._version if part is grad else grad._version + part._version
 
 
 def _named(model: nn.Module, held: dict[int, Parameter]) -> Iterator[tuple[str, Parameter]]:

@@ -36,14 +36,15 @@ class Collected:
         habits: LoopHabits | None = None,
         optimizers: Sequence[Optimizer] = (),
     ) -> None:
-        self._now = measurer.versions
+        self._measurer, self._now = measurer, measurer.versions
         """Of the gradients, as they are."""
         self._measure = measurer.norms
         self._recorder = recorder
         self._clips: list[Clip] = []
         self._clipped: _Marks | None = None
-        self._cleared = False
-        self._paused = False
+        self._cleared = self._paused = False
+        self._changed = False
+        """By somebody who does not say how."""
         self._marks: _Marks | None = None
         self._before: _Marks = ()
         self._found: list[Tensor] = []
@@ -86,7 +87,7 @@ class Collected:
         self._compare_with_step()
         self._cleared = self._before != self._marks
         if self._cleared:
-            self._found, self._given, self.norms, self._clips = [], [], None, []
+            self._found, self._given, self.norms, self._clips, self._changed = [], [], None, [], False
         if self._recorder is not None:
             self._recorder.before_backward(loss, plainly=plainly)
 
@@ -126,8 +127,7 @@ class Collected:
         """The loop has clipped by torch's own function."""
         if self._paused or self._marks is None:
             return
-        # why: what is done to a DTensor leaves its version counter as it is
-        if self._clips or self._now() != self._marks or is_sharded(clip.parameters):
+        if self._clips or self._now() != self._marks or self._has_sharded(clip.parameters):
             self._clips.append(clip)
             self._clipped = self._now()
             if self.norms:  # what came into the gradients since backward, and is no number, is theirs too
@@ -135,13 +135,25 @@ class Collected:
                 total = local_part(total_norm.detach()).to(first.device, first.dtype)
                 self.norms[0] = torch.add(first, total, alpha=0)
 
+    def changed(self, parameters: Sequence[Tensor]) -> None:
+        """The loop has called another function of torch: what it did cannot be done again."""
+        if not self._paused and self._has_sharded(parameters):
+            self._changed = True
+
+    def _has_sharded(self, parameters: Sequence[Tensor]) -> bool:
+        """DTensors of ours among them: what is done to several at once leaves their version counters as they are."""
+        if not is_sharded(parameters):
+            return False
+        ours = {id(parameter) for parameter in self._measurer.parameters}
+        return is_sharded(parameter for parameter in parameters if id(parameter) in ours)
+
     def micro_batches(self, *, unchanged: bool) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to replay this update; nothing where part of what the loop did was not seen.
 
         `unchanged` says that the gradients are known to be those of the last backward pass.
         """
         micro_batches = () if self._recorder is None else self._recorder.micro_batches(len(self._found))
-        if not micro_batches or self._marks is None:
+        if not micro_batches or self._marks is None or self._changed:
             return ()
         if unchanged and not self._clips:
             return micro_batches
@@ -187,7 +199,7 @@ class Collected:
         self._last = (self._found, self._given + self._waiting)
         self._found, self._given, self._waiting, self.norms = [], [], [], None
         self._marks = self._clipped = None
-        self._clips = []
+        self._clips, self._changed = [], False
         if self._recorder is not None:
             self._recorder.clear()
 

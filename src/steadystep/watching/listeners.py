@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
@@ -96,6 +96,7 @@ def stop_listening(listener: Listener) -> None:
 
 
 _NORM, _SCALE = "_get_total_norm", "_clip_grads_with_norm_"
+_OTHERS = ("clip_grads_with_norm_", "clip_grad_value_")  # of `torch.nn.utils`: they leave no trace in a DTensor
 
 
 @final
@@ -120,6 +121,10 @@ class Hearer(Protocol):
         """Gradients were held down; their norm was `total_norm`."""
         ...
 
+    def changed(self, parameters: Sequence[Tensor]) -> None:
+        """Gradients of these were changed by another function of torch."""
+        ...
+
 
 _HEARERS: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _plain: dict[str, Callable[..., Any]] = {}
@@ -142,6 +147,18 @@ def _scaled(
         hearer.clipped(clip, total_norm)
 
 
+def _told_of(name: str) -> Callable[..., Any]:
+    @functools.wraps(_plain[name])
+    def tell(parameters: Iterable[Tensor] | Tensor, *args: Any, **kwargs: Any) -> Any:
+        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        result = _plain[name](held, *args, **kwargs)
+        for hearer in tuple(_HEARERS):
+            hearer.changed(held)
+        return result
+
+    return tell
+
+
 def listen_to_clipping(hearer: Hearer) -> None:
     """Tell `hearer` until `stop` is called with it, or it is gone."""
     _HEARERS.add(hearer)
@@ -149,13 +166,16 @@ def listen_to_clipping(hearer: Hearer) -> None:
     if all(callable(function) for function in found.values()) and _scaled not in found.values():
         _plain.update({name: function for name, function in found.items() if function is not None})
         vars(clip_grad).update({_NORM: _total, _SCALE: _scaled})
+        _plain.update({name: vars(nn.utils)[name] for name in _OTHERS if callable(vars(nn.utils).get(name))})
+        vars(nn.utils).update({name: _told_of(name) for name in _OTHERS if name in _plain})
 
 
 def stop_hearing(hearer: Hearer) -> None:
     """Leave it alone. With the last one torch's functions are back."""
     _HEARERS.discard(hearer)
     if not _HEARERS and vars(clip_grad).get(_SCALE) is _scaled and vars(clip_grad).get(_NORM) is _total:
-        vars(clip_grad).update(_plain)
+        vars(clip_grad).update({name: _plain[name] for name in (_NORM, _SCALE)})
+        vars(nn.utils).update({name: _plain[name] for name in _OTHERS if name in _plain})
 
 
 StepClosure = Callable[[], Any]
