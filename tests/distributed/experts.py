@@ -139,15 +139,21 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def guarded_run(
-    mode: str, *, spoil: Callable[[int, nn.Module, Tensor], Tensor] | None = None, steps: int = STEPS, **settings: Any
+    mode: str,
+    *,
+    spoil: Callable[[int, nn.Module, Tensor], Tensor] | None = None,
+    factor: Callable[[int], float] = lambda _: 1.0,
+    steps: int = STEPS,
+    **settings: Any,
 ) -> tuple[nn.Module, Optimizer, list[steadystep.Outcome]]:
+    """`spoil` changes the batch of a step, `factor` its loss."""
     model, optimizer = made(mode)
     outcomes = []
     with steadystep.Guard(model, optimizer, **settings) as guard:
         for step in range(steps):
             x = batch(mode, step)
             x = x if spoil is None else spoil(step, model, x)
-            outcomes.append(guard.step(lambda x: loss_of(model, x), batch=x))
+            outcomes.append(guard.step(lambda x, by=factor(step): loss_of(model, x) * by, batch=x))
     return model, optimizer, outcomes
 
 
@@ -184,16 +190,20 @@ def norms(mode: str) -> None:
 
 
 def nan(mode: str) -> None:
-    """In the batch of each rank in turn: refused on all."""
+    """In the batch or the loss of each rank in turn: refused on all, and nobody goes back through the model alone."""
     ranks = range(dist.get_world_size())
+
+    def factor(step: int) -> float:
+        return math.nan if step == 2 + dist.get_rank() else 1.0
 
     def spoil(step: int, _: nn.Module, x: Tensor) -> Tensor:
         return x * math.nan if step == 2 + dist.get_rank() else x
 
-    model, optimizer, outcomes = guarded_run(mode, spoil=spoil)
-    assert [o.step for o in outcomes if not o.stepped] == [2 + rank for rank in ranks], mode
-    assert_one_decision(outcomes)
-    assert_finite(model, optimizer)
+    for fault in ({"spoil": spoil}, {"factor": factor}):
+        model, optimizer, outcomes = guarded_run(mode, **fault)
+        assert [o.step for o in outcomes if not o.stepped] == [2 + rank for rank in ranks], mode
+        assert_one_decision(outcomes)
+        assert_finite(model, optimizer)
 
 
 def replay(mode: str) -> None:

@@ -324,8 +324,12 @@ def watched_run(
     dropout: float = 0.0,
     odd: Callable[[int], bool] = lambda _: False,
     max_norm: float | None = None,
+    meanwhile: Callable[..., object] = lambda **_: None,
 ) -> tuple[nn.Module, Optimizer, list[steadystep.Outcome]]:
-    """A loop under `watch`; at steps that are `odd` on this rank, its loss cannot be computed again."""
+    """A loop under `watch`; at steps that are `odd` on this rank, its loss cannot be computed again.
+
+    `meanwhile` is called between backward and the step.
+    """
     model, optimizer, place = made(mode, dropout=dropout)
     torch.manual_seed(1 + place)
     rank, outcomes = dist.get_rank(), list[steadystep.Outcome]()
@@ -341,6 +345,7 @@ def watched_run(
             loss = loss_of(model, x)
             (loss + stranger if odd(step) else loss).backward()
             total = None if max_norm is None else torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            meanwhile(step=step, watcher=watcher, model=model, loss=loss, x=x)
             optimizer.step()
             optimizer.zero_grad()
             outcomes.append(watcher.outcome)
@@ -394,6 +399,48 @@ def half_recorded(mode: str) -> None:
     assert mode == "sp" or (back.restored, back.exact) == (FAULT, True), back  # all but that of the fault
 
 
+def alone(mode: str) -> None:
+    """What can be run again on some ranks only is run on none: one is given a batch, or writes over its input."""
+    here = dist.get_rank() == 0
+
+    def given(*, watcher: Any, loss: Tensor, x: Tensor, **_: Any) -> None:
+        if here:
+            watcher.loss(loss, batch=x)
+
+    def written(*, x: Tensor, **_: Any) -> None:
+        if here:
+            x.zero_()
+
+    for meanwhile in (given, written):
+        for fault in ("batch", "weight"):
+            _, _, outcomes = watched_run(mode, fault, meanwhile=meanwhile)
+            assert sum(not o.stepped for o in outcomes) == (dist.get_world_size() if fault == "batch" else 1)
+
+
+def touched(mode: str) -> None:
+    """What a loop does to its gradients by itself, which leaves few traces in DTensors: it is not replayed without."""
+
+    def multiplied(parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.8)
+
+    def scaled(parameters: list[nn.Parameter]) -> None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, 0.8, torch.ones(()))
+
+    def cut_off(parameters: list[nn.Parameter]) -> None:
+        torch.nn.utils.clip_grad_value_(parameters, 0.05)
+
+    for touch in (multiplied, scaled, cut_off) if mode in ("ddp", "fsdp", "hsdp") else (multiplied,):
+
+        def once(*, step: int, model: nn.Module, touch: Any = touch, **_: Any) -> None:
+            if step == FAULT - 1:
+                touch(list(model.parameters()))
+
+        back = watched_run(mode, "weight", meanwhile=once)[2][FAULT]
+        assert (back.restored is not None, back.replayed) == (True, 0), (touch.__name__, back)
+
+
 def late(mode: str) -> None:
     """One rank is slow: the run is that of equal ranks."""
     plain = plain_run(mode)
@@ -433,6 +480,8 @@ CHECKS = {
     "watched": watched,
     "clipping_loop": clipping_loop,
     "half_recorded": half_recorded,
+    "alone": alone,
+    "touched": touched,
     "unlearnable": unlearnable,
 }
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import steadystep
 from steadystep.signals.loss_calls import LossRecorder
+from steadystep.watching import collected
 from steadystep.watching.recorder import Recorder
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -154,3 +155,15 @@ def test_a_pass_without_gradients_is_not_measured() -> None:
     assert first is not None
     assert first.step == 1
     assert first.largest < 20.0
+
+
+def test_clipping_of_another_model_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collected, "is_sharded", lambda tensors: bool(list(tensors)))  # as if all were DTensors
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    with steadystep.watch(model, torch.optim.SGD(model.parameters(), lr=0.1)) as watcher:
+        model(torch.ones(4, 2)).mean().backward()
+        other(torch.ones(4, 2)).mean().backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+        assert not watcher._seen.touched
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert watcher._seen.touched
