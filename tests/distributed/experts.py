@@ -153,7 +153,8 @@ def guarded_run(
         for step in range(steps):
             x = batch(mode, step)
             x = x if spoil is None else spoil(step, model, x)
-            outcomes.append(guard.step(lambda x, by=factor(step): loss_of(model, x) * by, batch=x))
+            by = factor(step)
+            outcomes.append(guard.step(lambda x, by=by: loss_of(model, x) * by, batch=x))
     return model, optimizer, outcomes
 
 
