@@ -154,6 +154,11 @@ def credible(
     return tried or [seen]
 
 
+def _goes_before(seen: Diagnosis, tried: Diagnosis) -> bool:
+    """Whether what was seen comes before a comparison: not what was concluded for want of another reason."""
+    return _is_compared(tried) and seen.fault not in _WEAK
+
+
 def _is_compared(found: Diagnosis) -> bool:
     return found.evidence.startswith(COMPARED)
 
@@ -190,7 +195,7 @@ def one_story(
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
-    first = [d for d in others if unknown or d.cause + d.fault in sure or _is_compared(tried[0])]
+    first = [d for d in others if unknown or d.cause + d.fault in sure or _goes_before(d, tried[0])]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]

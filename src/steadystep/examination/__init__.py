@@ -49,6 +49,8 @@ class Examination:
     """Taken by all trials together, and undone."""
     seconds: float
     """What it took."""
+    skipped: tuple[str, ...] = ()
+    """What could not be measured with this job, and the error."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a program."""
@@ -58,10 +60,12 @@ class Examination:
             "repeatable": self.repeatable,
             "num_updates": self.num_updates,
             "seconds": round(self.seconds, 3),
+            "skipped": list(self.skipped),
         }
 
     def __str__(self) -> str:
         odd = [] if self.repeatable else [_NOT_REPEATABLE]
+        odd += [f"not measured: {what}" for what in self.skipped]
         return "\n".join([*_told(self.causes), "", *_table(self.trials), "", *odd, self._cost])
 
     @property
@@ -158,6 +162,7 @@ def examine(
         repeatable=bench.repeats(),
         num_updates=bench.num_updates,
         seconds=time.monotonic() - began,
+        skipped=tuple(f"{what} ({error})" for what, error in experiments.attempt.failed.items()),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.examination.observation import CLASSES, Observation, links, targets_of
+from steadystep.examination.observation import CLASSES, Attempts, Observation, links, targets_of
 from steadystep.examination.output_checks import OUTPUT_CHECKS, no_learning, softmax_axis
 from steadystep.examination.passes import num_rows, over_batches
 from steadystep.records import Diagnosis
@@ -19,10 +19,10 @@ _ROUNDED, _NOISY = 0.5, 0.05
 Check = Callable[[Observation], Diagnosis | None]
 
 
-def faults_of(observation: Observation) -> Iterator[Diagnosis]:
+def faults_of(observation: Observation, attempt: Attempts) -> Iterator[Diagnosis]:
     """Every mistake that shows, the surest first."""
     for check in _CHECKS:
-        found = check(observation)
+        found = attempt(None, check, observation)
         if found is not None:
             yield found
 
@@ -149,7 +149,8 @@ def partly_reached(o: Observation, unreached: Container[str]) -> Diagnosis | Non
 
 
 def _half_precision(o: Observation) -> Diagnosis | None:
-    half = o.parameters.half_precision
+    p = o.parameters
+    half = p.half_precision if p.rounds_eps or p.rounded > _ROUNDED or not o.is_finite else ()
     if o.rounding is not None and o.rounding > _NOISY:
         return Diagnosis(
             cause=Cause.GRADIENT_UNDERFLOW,
@@ -157,7 +158,7 @@ def _half_precision(o: Observation) -> Diagnosis | None:
             evidence=f"in double precision the loss of a batch is {o.rounding:.0%} off: its digits cancel out",
             advice="look for differences of nearly equal numbers (a tiny step, E[x²] - E[x]²), or use float64",
         )
-    if not half and o.parameters.rounded > _ROUNDED:
+    if not half and p.rounded > _ROUNDED:
         return Diagnosis(
             cause=Cause.GRADIENT_UNDERFLOW,
             fault=Fault.PRECISION,

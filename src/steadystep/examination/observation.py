@@ -1,9 +1,9 @@
 """All that is seen of a job before its first trial."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -43,6 +43,24 @@ from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 CLASSES = ("cross_entropy", "nll_loss")
+_T = TypeVar("_T")
+
+
+@final
+class Attempts:
+    """Measurements that not every job allows: one that fails is left out, and named."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        """What was not measured, and the error."""
+
+    def __call__(self, default: _T, measure: Callable[..., _T], *args: Any, **options: Any) -> _T:
+        """What `measure` returns, else `default`."""
+        try:
+            return measure(*args, **options)
+        except Exception as error:  # why all: dtypes, layouts and containers are the user's, and so is the loss
+            self.failed[measure.__name__.strip("_")] = f"{type(error).__name__}: {str(error)[:80]}"
+            return default
 
 
 @final
@@ -87,9 +105,17 @@ class Observation:
     saturated: dict[str, float]
 
     @property
+    def is_finite(self) -> bool:
+        """All losses and gradients are numbers."""
+        numbers = (*(seen.loss for seen in self.passes), *self.parameters.norms.values())
+        return all(map(math.isfinite, numbers))
+
+    @property
     def is_graph(self) -> bool:
-        """Samples are meant to depend on each other: the batch has edges or an adjacency matrix."""
-        return any(links(tensor) for _, tensor in tensors_in(self.batches[0]))
+        """Samples are meant to depend on each other: batch or model have edges or an adjacency matrix."""
+        seen = self.passes[0]
+        held = [t for module in seen.modules for t in module.buffers() if t.dim() and len(t) == seen.num_samples]
+        return any(links(tensor) for tensor in (*(t for _, t in tensors_in(self.batches[0])), *held))
 
     @property
     def is_adversarial(self) -> bool:
@@ -188,39 +214,47 @@ def _factor(passes: Sequence[Pass]) -> float | None:
     return usual if usual > 0.0 and all(abs(f - usual) <= 1e-3 * usual for f in found) else None
 
 
-def observe_program(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
+def observe_program(bench: Workbench, scheduler: LRScheduler | None, attempt: Attempts) -> Observation:
     """Run a few passes, and put everything back."""
     batch = bench.batches[0]
     passes = observe_passes(bench)
     seen = passes[0]
-    watch = Activations(bench.model)
-    with bench.set_aside(), watch.watching(), torch.no_grad():
-        bench.loss(batch)
-    dead, saturated = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+    nothing: dict[str, float] = {}
+    dead, saturated = attempt((nothing, nothing), _activations, bench, batch)
     return Observation(
         passes=passes,
         parameters=observe_parameters(bench),
         batches=bench.every,
-        rates=next_rates(bench, scheduler),
-        on_input=depends_on_input(bench, batch, seen),
-        on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
-        spread=spread_of_outputs(bench, batch, seen),
-        spread_fresh=spread_of_outputs(bench, batch, seen, prepare=restart),
-        on_neighbors=depends_on_neighbors(bench, batch, seen),
-        on_later=depends_on_later(bench, batch, seen),
-        own_target=share_of_own_target(bench, batch, seen),
-        certainty=rewards_certainty(bench, batch, seen),
-        on_content=depends_on_content(bench, batch, seen, prepare=restart),
-        blocked=blocked_positions(bench, batch, seen),
-        alike=share_alike(bench, batch, seen, prepare=restart),
-        ignored=ignored_inputs(bench, seen, prepare=restart),
-        copied=_copied(passes),
-        deaf=deaf_classes(bench, seen, prepare=restart),
-        rounding=rounding_of(bench, batch),
-        reached_fresh=reached(bench, prepare=restart),
-        dead=dict(zip(watch.modules, dead, strict=False)),
-        saturated=dict(zip(watch.modules, saturated, strict=False)),
+        rates=attempt(None, next_rates, bench, scheduler),
+        on_input=attempt(None, depends_on_input, bench, batch, seen),
+        on_input_fresh=attempt(None, depends_on_input, bench, batch, seen, prepare=restart),
+        spread=attempt(None, spread_of_outputs, bench, batch, seen),
+        spread_fresh=attempt(None, spread_of_outputs, bench, batch, seen, prepare=restart),
+        on_neighbors=attempt(None, depends_on_neighbors, bench, batch, seen),
+        on_later=attempt(None, depends_on_later, bench, batch, seen),
+        own_target=attempt(None, share_of_own_target, bench, batch, seen),
+        certainty=attempt(False, rewards_certainty, bench, batch, seen),
+        on_content=attempt(None, depends_on_content, bench, batch, seen, prepare=restart),
+        blocked=attempt(None, blocked_positions, bench, batch, seen),
+        alike=attempt(None, share_alike, bench, batch, seen, prepare=restart),
+        ignored=attempt((), ignored_inputs, bench, seen, prepare=restart),
+        copied=attempt("", _copied, passes),
+        deaf=attempt(None, deaf_classes, bench, seen, prepare=restart),
+        rounding=attempt(None, rounding_of, bench, batch),
+        reached_fresh=attempt(frozenset(), reached, bench, prepare=restart),
+        dead=dead,
+        saturated=saturated,
     )
+
+
+def _activations(bench: Workbench, batch: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of dead and of saturated units of each module."""
+    watch = Activations(bench.model)
+    with bench.set_aside(), watch.watching(), torch.no_grad():
+        bench.loss(batch)
+    found = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+    dead, saturated = (dict(zip(watch.modules, shares, strict=False)) for shares in found)
+    return dead, saturated
 
 
 def _copied(passes: Sequence[Pass]) -> str:

@@ -22,6 +22,7 @@ _MOST_PARTS = 10_000
 _BACKWARDS = 8
 _FUTURE = 200
 _TINY_LOSS = 1e-4
+_LEAST_HALF = 2.0**-25  # rounds to zero in float16
 
 
 @final
@@ -55,6 +56,9 @@ class Parameters:
     sizes: dict[str, float]
     """Root mean square of each weight."""
     half_precision: tuple[str, ...] = ()
+    """Names of the weights in float16."""
+    rounds_eps: bool = False
+    """The eps of the optimizer is zero in float16."""
     scheduled: bool = False
     """A schedule of torch has been attached to the optimizer."""
 
@@ -89,7 +93,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
         not_in_optimizer=tuple(name for name, p in trained.items() if id(p) not in rates and norms[name] != 0.0),
         outside_model=len(outside),
         untrained_heads=heads,
-        equal=tuple(n for n, p in trained.items() if p.dim() > 1 and bool((p == p.flatten()[0]).all())),  # sync: once
+        equal=tuple(n for n, p in trained.items() if p.dim() > 1 and p.numel() and _is_one_number(p)),
         rounded=_rounded(bench),
         strangers=sum(key not in names and key not in leaves for key in rates),
         held=len(rates),
@@ -99,6 +103,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
         sizes={name: _rms(p) for name, p in trained.items()},
         scheduled=any("initial_lr" in group for group in bench.optimizer.param_groups),
         half_precision=tuple(name for name, p in trained.items() if p.dtype == torch.float16),
+        rounds_eps=any(0.0 < group.get("eps", 0.0) < _LEAST_HALF for group in bench.optimizer.param_groups),
     )
 
 
@@ -176,13 +181,20 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
         waiting.extend(parent for parent, _ in node.next_functions)
 
 
+def _is_one_number(tensor: Tensor) -> bool:
+    return bool((tensor == tensor.flatten()[0]).all())  # sync: once
+
+
 def _norm(gradient: Tensor) -> float:
-    value = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return float(value.detach().float().norm())  # sync: examined
+    return float(_sizes(gradient.coalesce().values() if gradient.is_sparse else gradient).norm())  # sync: examined
 
 
 def _rms(tensor: Tensor) -> float:
-    return float(tensor.detach().float().square().mean().sqrt())  # sync: examined
+    return float(_sizes(tensor).square().mean().sqrt()) if tensor.numel() else 0.0  # sync: examined
+
+
+def _sizes(tensor: Tensor) -> Tensor:
+    return tensor.detach().abs() if tensor.is_complex() else tensor.detach().float()
 
 
 def thaw(model: nn.Module, optimizer: Optimizer, frozen: Sequence[str]) -> None:

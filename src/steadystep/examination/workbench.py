@@ -134,7 +134,7 @@ class Workbench:
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
-        size = max((len(t) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
+        size = max((t.size(0) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
         held = min(max(_HELD, _HELD_SAMPLES // size), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False

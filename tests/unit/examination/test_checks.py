@@ -11,13 +11,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from steadystep.examination.checks import faults_of, partly_reached
-from steadystep.examination.observation import Observation, trivial_loss
+from steadystep.examination.observation import Attempts, Observation, trivial_loss
 from tests.unit.examination.jobs import classes, numbers, tokens, yes_or_no
 from tests.unit.examination.made import PARAMETERS, made_observation, made_pass, uniform
 
 
 def named(o: Observation) -> list[str]:
-    return [f"{found.cause}:{found.fault}" for found in faults_of(o)]
+    return [f"{found.cause}:{found.fault}" for found in faults_of(o, Attempts())]
 
 
 def with_parameters(**changes: Any) -> Observation:
@@ -196,7 +196,7 @@ FAULTS: dict[str, tuple[Callable[[], Observation], str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_mistake_is_named_first(name: str) -> None:
     make, expected = FAULTS[name]
-    found = list(faults_of(make()))
+    found = list(faults_of(make(), Attempts()))
     assert f"{found[0].cause}:{found[0].fault}" == expected
     assert found[0].evidence
     assert found[0].advice
