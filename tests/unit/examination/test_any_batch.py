@@ -20,6 +20,7 @@ from steadystep.examination.dependence import deaf_classes
 from steadystep.examination.observation import Attempts
 from steadystep.examination.parameters import restart
 from steadystep.examination.passes import observe_passes
+from steadystep.examination.repairs import repairs
 from steadystep.examination.workbench import Workbench
 
 DTYPES = (
@@ -213,3 +214,49 @@ def test_what_cannot_be_measured_is_named_and_the_rest_goes_on() -> None:
     assert attempt(0, sizes_of, "uint16") == 0
     assert attempt(0, len, "abc") == 3
     assert attempt.failed == {"sizes_of": "NotImplementedError: not for uint16"}
+
+
+@pytest.mark.parametrize(("eps", "named"), [(1e-8, True), (1e-4, False)])
+def test_weights_in_float16_are_a_fault_where_something_rounds_to_zero(eps: float, named: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1).half()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=eps)
+    batches = [torch.randn(32, 5).half() for _ in range(6)]
+    done = examine(
+        model, optimizer, lambda x: (model(x) - x.sum(1, keepdim=True)).square().mean(), batches, num_steps=10
+    )
+    assert any(cause.fault == "precision" for cause in done.causes) is named
+
+
+def test_samples_that_a_matrix_in_the_model_links_are_meant_to_depend_on_each_other() -> None:
+    class Passing(nn.Module):
+        def __init__(self, links: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("links", links)
+            self.inner = nn.Linear(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.links @ x)
+
+    torch.manual_seed(0)
+    linked = (torch.rand(8, 8) > 0.5).float() + torch.eye(8)
+    for links, depends in ((linked / linked.sum(1, keepdim=True), False), (torch.randn(8, 8), True)):
+        model = Passing(links)
+        batches = [torch.randn(8, 5) for _ in range(6)]
+        done = _examined(model, lambda x, model=model: (model(x) - x.sum(1, keepdim=True)).square().mean(), batches)
+        assert any(cause.fault == "batch-dependence" for cause in done.causes) is depends
+
+
+def test_inputs_are_standardized_only_where_the_model_is_given_them() -> None:
+    model, _, batches = _job(torch.float32, torch.float32, "tuple", 8)
+    raw = [(x * 1000.0, y) for x, y in batches]
+
+    def loss(batch: Any, factor: float) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(model(batch[0] * factor).squeeze(1), batch[1])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for factor, offered in ((1.0, True), (1e-3, False)):
+        compute = lambda batch, factor=factor: loss(batch, factor)  # noqa: E731
+        bench = Workbench(model, optimizer, compute, raw, num_steps=10, max_grad_norm=None, seed=0)
+        names = {repair.name for repair in repairs(bench, observe_passes(bench)[0], ())}
+        assert ("scaled-inputs" in names) is offered
