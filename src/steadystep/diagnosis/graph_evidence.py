@@ -53,8 +53,10 @@ def always_zero(facts: Facts) -> str:
     known = zip(probe.names, probe.weight_rms, strict=False)
     left = {*seen.updated, *facts.structure.rate_zero}
     still = [n for n, weight in known if weight > 0.0 and not is_bias(n) and n in seen.touched and n not in left]
-    if len(still) < _MANY * len(facts.weights):
-        return ""
+    columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = [update / weight for n, weight, update in columns if weight > 0.0 and n in seen.updated and not is_bias(n)]
+    if len(still) < _MANY * len(facts.weights) or min(moves, default=0.0) < _FADED * max(moves, default=0.0):
+        return ""  # why: one that fades from layer to layer vanishes, and is not cut off
     return f"{len(still)} of {len(facts.weights)} weights have a gradient that is always zero ({names(still)})"
 
 

@@ -153,8 +153,10 @@ def _is_same(held: Tensor, given: Tensor) -> bool:
     """Whether the model was given this tensor: itself, a view, or a copy of another type."""
     if held is given or held.layout is not torch.strided or given.layout is not torch.strided or held.is_nested:
         return held is given  # why: neither sparse nor ragged tensors have one place in memory
-    if held.data_ptr() == given.data_ptr() or held.numel() != given.numel():
-        return held.numel() == given.numel() or given.numel() > 0
+    if held.data_ptr() == given.data_ptr() and held.numel() and given.numel():
+        return True
+    if held.numel() != given.numel():
+        return False
     kind = torch.promote_types(held.dtype, given.dtype) if held.is_complex() or given.is_complex() else torch.float64
     return torch.equal(held.flatten().to(kind), given.flatten().to(kind))
 

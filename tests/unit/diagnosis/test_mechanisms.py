@@ -212,9 +212,7 @@ def test_a_loss_a_little_below_that_of_a_constant_is_all_there_may_be_to_learn()
 
 
 def test_weights_whose_gradient_is_always_zero() -> None:
-    probe = Probe(
-        step=200, names=("0.weight", "2.weight"), weight_rms=(0.1, 0.1), update_rms=(0.0, 1e-3)
-    )
+    probe = Probe(step=200, names=("0.weight", "2.weight"), weight_rms=(0.1, 0.1), update_rms=(0.0, 1e-3))
 
     def stopped(**structure: Any) -> Facts:
         made = run(probe=probe, structure=structure, seen=outputs(distinct=0.01))

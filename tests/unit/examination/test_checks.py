@@ -84,7 +84,10 @@ FAULTS: dict[str, tuple[Callable[[], Observation], str]] = {
     ),
     "an optimizer of another model": (lambda: with_parameters(strangers=4), "no-learning:wrong-optimizer-params"),
     "weights outside of the model": (lambda: with_parameters(outside_model=2), "no-learning:frozen-parameters"),
-    "float16 weights": (lambda: with_parameters(half_precision=("a", "b")), "gradient-underflow:precision"),
+    "float16 weights": (
+        lambda: with_parameters(half_precision=("a", "b"), rounds_eps=True),
+        "gradient-underflow:precision",
+    ),
     "everything frozen": (
         lambda: with_parameters(trainable=0, norms={}, sizes={}),
         "zero-gradient:frozen-parameters",
