@@ -155,9 +155,8 @@ def examine(
         updated=num_updates,
     )
     experiments = Experiments(bench, scheduler, progress or (lambda line: None))
-    causes = tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run())
     return Examination(
-        causes=causes,
+        causes=tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run()),
         trials=tuple(experiments.trials),
         repeatable=bench.repeats(),
         num_updates=bench.num_updates,

@@ -162,8 +162,7 @@ class Experiments:
         self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, *, knows: bool, learns: bool
     ) -> Iterator[tuple[Repair, Trial]]:
         """Repairs that end clearly below where the run is and below what the run does by itself, the best first."""
-        worked = []
-        margin = _FAR if knows or learns else _CLEARLY
+        worked, margin = [], _FAR if knows or learns else _CLEARLY
         # a run that has learned nothing stands at the level of a guess, however high it began
         level = math.inf if knows or learns or not base.end > 0 else min(base.end, trivial or math.inf)
         hardly = trivial is not None and base.start > _KNOWS * trivial

@@ -69,9 +69,8 @@ def observe_parameters(bench: Workbench) -> Parameters:
     named = dict(bench.model.named_parameters())
     names = {id(p): name for name, p in named.items()}
     trained = {name: p for name, p in named.items() if p.requires_grad}
-    norms = dict.fromkeys(trained, 0.0)
+    norms, heads = dict.fromkeys(trained, 0.0), tuple[str, ...]()
     leaves: dict[int, Tensor] = {}
-    heads: tuple[str, ...] = ()
     with bench.set_aside():
         for batch in bench.batches[:_BACKWARDS]:
             bench.optimizer.zero_grad()

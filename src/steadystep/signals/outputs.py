@@ -228,9 +228,7 @@ class Outputs(ForwardHooks):
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, fed, *rest = (
-            values
-        )
+        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faint, sharp, fed, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
         copied = self._copies.read(next(host), next(host))
         return OutputStats(
@@ -247,8 +245,8 @@ class Outputs(ForwardHooks):
             entropy=entropy,
             alignment=alignment,
             distinct=distinct,
-            faintest=faintest,
-            sharpest=sharpest,
+            faintest=faint,
+            sharpest=sharp,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
             evaluating=self._evaluating[1],
