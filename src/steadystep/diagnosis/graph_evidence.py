@@ -15,10 +15,8 @@ from steadystep.diagnosis.learning import (
     target,
     worse_than_constant,
 )
-from steadystep.diagnosis.learning_evidence import dead_layer
 from steadystep.diagnosis.measured import is_bias
 from steadystep.diagnosis.output_evidence import first_and_last
-from steadystep.records import DetectorName
 
 CUT_OFF = "computed with, and the loss does not depend on them"
 """Said of parameters behind a detach."""
@@ -41,23 +39,6 @@ def never_trained(facts: Facts) -> str:
         return ""
     how = _cut_off(facts)
     return f"{len(missing)} of {total} parameters never had a gradient ({names(missing)})" + (f"; {how}" if how else "")
-
-
-def always_zero(facts: Facts) -> str:
-    """Many weights whose gradient is there and is zero, at every probe of a run that has learned nothing."""
-    seen, probe = facts.measured, facts.probe
-    if probe is None or not seen.updated or stuck(facts) is None or facts.structure.half or facts.structure.coarse:
-        return ""
-    if dead_layer(facts) or DetectorName.DEAD_UNITS in facts.warned:
-        return ""
-    known = zip(probe.names, probe.weight_rms, strict=False)
-    left = {*seen.updated, *facts.structure.rate_zero}
-    still = [n for n, weight in known if weight > 0.0 and not is_bias(n) and n in seen.touched and n not in left]
-    columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
-    moves = [update / weight for n, weight, update in columns if weight > 0.0 and n in seen.updated and not is_bias(n)]
-    if len(still) < _MANY * len(facts.weights) or min(moves, default=0.0) < _FADED * max(moves, default=0.0):
-        return ""  # why: one that fades from layer to layer vanishes, and is not cut off
-    return f"{len(still)} of {len(facts.weights)} weights have a gradient that is always zero ({names(still)})"
 
 
 def behind_no_grad(facts: Facts) -> str:

@@ -8,7 +8,7 @@ from typing import final
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts, Occurrences, guessing, names, told
-from steadystep.diagnosis.learning import is_policy, learns, progress
+from steadystep.diagnosis.learning import is_policy, learns, progress, stuck
 from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
@@ -269,6 +269,20 @@ def drowned(facts: Facts) -> str:
     if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
     return f"losses of consecutive steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
+
+
+def always_zero(facts: Facts) -> str:
+    """Weights whose gradient is zero at every probe of a run that has learned nothing: cut off, not faded or dead."""
+    seen, probe, kept = facts.measured, facts.probe, facts.structure
+    if probe is None or not seen.updated or stuck(facts) is None or kept.half or kept.coarse or dead_layer(facts):
+        return ""
+    known = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = {n: update / weight for n, weight, update in known if weight > 0.0 and not is_bias(n)}
+    still = [n for n in moves if n in seen.touched and n not in seen.updated and n not in kept.rate_zero]
+    others = [move for n, move in moves.items() if n in seen.updated] or [0.0]
+    if 3 * len(still) < len(moves) or min(others) < 0.01 * max(others) or DetectorName.DEAD_UNITS in facts.warned:
+        return ""
+    return f"{len(still)} of {len(moves)} weights have a gradient that is always zero ({names(still)})"
 
 
 def unexplained(facts: Facts) -> str:

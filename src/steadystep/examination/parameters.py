@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from steadystep._utils.tensors import norm_of, rms_of
 from steadystep._utils.tree import mapped
 from steadystep.examination.workbench import Prepare, Workbench
 from steadystep.signals.structure import untrained_heads
@@ -83,7 +84,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
                 torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
-                    norms[name] = max(norms[name], _norm(p.grad))
+                    norms[name] = max(norms[name], norm_of(p.grad))
     outside = (_unregistered(bench.model) & leaves.keys()) - names.keys() - rates.keys()
     return Parameters(
         trainable=sum(p.numel() for p in trained.values()),
@@ -99,7 +100,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
         rate_zero=tuple(name for name, p in trained.items() if rates.get(id(p)) == 0.0),
         no_gradient=tuple(name for name, p in trained.items() if norms[name] == 0.0 and id(p) in rates),
         norms=norms,
-        sizes={name: _rms(p) for name, p in trained.items()},
+        sizes={name: rms_of(p) for name, p in trained.items()},
         scheduled=any("initial_lr" in group for group in bench.optimizer.param_groups),
         half_precision=tuple(name for name, p in trained.items() if p.dtype == torch.float16),
         rounds_eps=any(0.0 < group.get("eps", 0.0) < _LEAST_HALF for group in bench.optimizer.param_groups),
@@ -144,7 +145,7 @@ def reached(bench: Workbench, prepare: Prepare) -> frozenset[str]:
         with suppress(RuntimeError):  # why: a loss without a graph
             torch.autograd.backward(bench.loss(bench.batches[0]))
         named = bench.model.named_parameters()
-        return frozenset(name for name, p in named if p.grad is not None and _norm(p.grad) != 0.0)
+        return frozenset(name for name, p in named if p.grad is not None and norm_of(p.grad) != 0.0)
 
 
 def next_rates(bench: Workbench, scheduler: LRScheduler | None) -> list[float] | None:
@@ -182,18 +183,6 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
 
 def _is_one_number(tensor: Tensor) -> bool:
     return bool((tensor == tensor.flatten()[0]).all())  # sync: once
-
-
-def _norm(gradient: Tensor) -> float:
-    return float(_sizes(gradient.coalesce().values() if gradient.is_sparse else gradient).norm())  # sync: examined
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(_sizes(tensor).square().mean().sqrt()) if tensor.numel() else 0.0  # sync: examined
-
-
-def _sizes(tensor: Tensor) -> Tensor:
-    return tensor.detach().abs() if tensor.is_complex() else tensor.detach().float()
 
 
 def thaw(model: nn.Module, optimizer: Optimizer, frozen: Sequence[str]) -> None:
