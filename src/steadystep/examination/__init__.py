@@ -110,6 +110,7 @@ def examine(
     max_seconds: float = 60.0,
     seed: int = 0,
     num_updates: int = 0,
+    largest_rate: float = math.inf,
     progress: Callable[[str], None] | None = None,
 ) -> Examination:
     """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
@@ -129,6 +130,7 @@ def examine(
         max_seconds: no further trial begins after this time.
         seed: of dropout and the like inside the trials.
         num_updates: that the job has made already. Of one that has made some, its present loss counts.
+        largest_rate: the largest learning rate of those updates, where it is known: trials begin from it at most.
         progress: called with a line before each trial.
 
     >>> _ = torch.manual_seed(0)
@@ -153,6 +155,7 @@ def examine(
         seed=seed,
         in_time=lambda: time.monotonic() - began < max_seconds,
         updated=num_updates,
+        largest_rate=largest_rate,
     )
     experiments = Experiments(bench, scheduler, progress or (lambda line: None))
     return Examination(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterator
 
 import torch
+from torch import Tensor
 
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
@@ -249,13 +250,18 @@ def _constant_inputs(o: Observation) -> Diagnosis | None:
     )
 
 
+def _are_places(tensor: Tensor) -> bool:
+    """Coordinates: a network that is fitted to one image or one domain sees all of it in every step."""
+    return tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] < 4
+
+
 def _same_batch(o: Observation) -> Diagnosis | None:
     first = [t for _, t in tensors_in(o.batches[0])]
     if len(o.batches) < 3 or not o.rounds or o.is_solved:
         return None
     # why a power of two: batches that are the whole dataset are the same as well, and are rarely so large to the sample
     size = num_rows(first[0]) if first else 0
-    if size < 4 or size & (size - 1) or o.is_graph:
+    if size < 4 or size & (size - 1) or o.is_graph or _are_places(first[0]):
         return None
     return Diagnosis(
         cause=Cause.REPEATED_BATCH,

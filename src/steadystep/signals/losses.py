@@ -35,7 +35,6 @@ _IGNORED = -100
 _COPY = 0.9999  # correlation over a batch
 _MOST_COPIES = 1 << 12  # features that are compared with the target
 _FEWEST = 3  # batches
-_FEATURES, _EXACTLY = 5, 0.999999  # features of a table; correlation up to rounding
 
 
 def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -265,10 +264,8 @@ class Copies:
         # one class against the others: labels may be given as a column for each
         one = (wanted == wanted.amin()).float()
         rows, wanted, one = rows - rows.mean(0), wanted - wanted.mean(0), one - one.mean(0)
-        linear = _correlation(rows, wanted)
-        related = torch.maximum(linear, _correlation(rows, one))
-        # a number in other units, among other features
-        found = torch.where(labels, related, equal if rows.shape[1] < _FEATURES else (linear > _EXACTLY).float())
+        related = torch.maximum(_correlation(rows, wanted), _correlation(rows, one))
+        found = torch.where(labels, related, equal)
         if self._least is None or self._least.shape == found.shape:
             self._least = found if self._least is None else torch.minimum(found, self._least)
             self._seen += 1

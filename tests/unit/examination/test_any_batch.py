@@ -1,9 +1,11 @@
 """`examine` on batches, outputs and parameters of any dtype, shape and container: never a traceback."""
 
 import dataclasses
+import math
 import warnings
 from collections import UserDict
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from steadystep.examination.observation import Attempts
 from steadystep.examination.parameters import restart
 from steadystep.examination.passes import observe_passes
 from steadystep.examination.repairs import repairs
-from steadystep.examination.workbench import Workbench
+from steadystep.examination.workbench import Variation, Workbench
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -260,3 +262,29 @@ def test_inputs_are_standardized_only_where_the_model_is_given_them() -> None:
         bench = Workbench(model, optimizer, compute, raw, num_steps=10, max_grad_norm=None, seed=0)
         names = {repair.name for repair in repairs(bench, observe_passes(bench)[0], ())}
         assert ("scaled-inputs" in names) is offered
+
+
+def test_one_image_in_every_step_is_no_batch_that_is_repeated() -> None:
+    torch.manual_seed(0)
+    for features, repeated in ((2, False), (6, True)):
+        model, x = nn.Linear(features, 1), torch.randn(64, features)
+        batches = [(x.clone(), x.sum(1, keepdim=True)) for _ in range(6)]
+        done = _examined(model, lambda b, model=model: functional.mse_loss(model(b[0]), b[1]), batches, max_seconds=0.0)
+        assert any(cause.cause == "repeated-batch" for cause in done.causes) is repeated
+
+
+def _note_rate(rates: list[float], optimizer: torch.optim.Optimizer) -> None:
+    rates.append(optimizer.param_groups[0]["lr"])
+
+
+def test_trials_begin_from_the_largest_rate_that_was_used() -> None:
+    """Noam's schedule multiplies 1, which is no rate that anything is trained with."""
+    model, loss, batches = _job(torch.float32, torch.float32, "tuple", 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-3)
+    made = {"num_steps": 10, "max_grad_norm": None, "seed": 0}
+    for largest, used in ((math.inf, 1.0), (2e-3, 2e-3), (5.0, 1.0)):
+        bench = Workbench(model, optimizer, loss, batches, largest_rate=largest, **made)  # type: ignore[arg-type]
+        rates: list[float] = []
+        bench.trial("", "", Variation(), num_steps=1, at_end=partial(_note_rate, rates, optimizer))
+        assert rates == [pytest.approx(used)]
