@@ -143,13 +143,11 @@ def examine(
     if num_steps < 10 or num_batches < 1:
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
-    with _random_numbers_back(batches):
-        kept = _kept(iter(batches), num_batches, most=_MOST_BATCHES if num_updates else 0)
     bench = Workbench(
         model,
         optimizer,
         loss,
-        kept,
+        _taken(batches, num_batches, most=_MOST_BATCHES if num_updates else 0),
         num_steps=num_steps,
         max_grad_norm=max_grad_norm,
         seed=seed,
@@ -180,6 +178,12 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
             state.restore()
         for back in own:
             back()
+
+
+def _taken(batches: Iterable[Any], number: int, *, most: int) -> list[Any]:
+    """Batches of a loader, whose random numbers are put back."""
+    with _random_numbers_back(batches):
+        return _kept(iter(batches), number, most=most)
 
 
 def _kept(batches: Iterator[Any], number: int, most: int = 0) -> list[Any]:
