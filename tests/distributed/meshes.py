@@ -317,36 +317,81 @@ def collectives(mode: str) -> None:
         assert more["gloo:all_reduce"] == steps + small, more
 
 
+def watched_run(
+    mode: str,
+    fault: str = "",
+    *,
+    dropout: float = 0.0,
+    odd: Callable[[int], bool] = lambda _: False,
+    max_norm: float | None = None,
+) -> tuple[nn.Module, Optimizer, list[steadystep.Outcome]]:
+    """A loop under `watch`; at steps that are `odd` on this rank, its loss cannot be computed again."""
+    model, optimizer, place = made(mode, dropout=dropout)
+    torch.manual_seed(1 + place)
+    rank, outcomes = dist.get_rank(), list[steadystep.Outcome]()
+    stranger = torch.zeros((), requires_grad=True)
+    with steadystep.watch(model, optimizer, config={"recovery": {"trust_steps": 4}}) as watcher:
+        for step in range(FAULT + 4):
+            x = batch(step, place)
+            if fault == "batch" and step == 2 + rank:
+                x = x * math.nan
+            if fault == "weight" and (step, rank) == (FAULT, dist.get_world_size() - 1):
+                with torch.no_grad():
+                    local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
+            loss = loss_of(model, x)
+            (loss + stranger if odd(step) else loss).backward()
+            total = None if max_norm is None else torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            outcomes.append(watcher.outcome)
+            if total is not None and fault == "":
+                norm = total.full_tensor() if isinstance(total, DTensor) else total
+                assert math.isclose(watcher.outcome.signals.grad_norm, float(norm), rel_tol=1e-5), (mode, step)
+    assert_one_decision(outcomes)
+    assert_finite(model, optimizer)
+    assert_consistent(model)
+    return model, optimizer, outcomes
+
+
 def watched(mode: str) -> None:
-    """`watch`: bit-identical; NaN on each rank refused on all; damaged weights are rolled back, without replay."""
-    plain, rank, size = plain_run(mode), dist.get_rank(), dist.get_world_size()
-    for fault in (None, "batch", "weight"):
-        model, optimizer, place = made(mode)
-        outcomes: list[steadystep.Outcome] = []
-        config = {"recovery": {"trust_steps": 4}}
-        with steadystep.watch(model, optimizer, config=config) as watcher:
-            for step in range(FAULT + 4 if fault == "weight" else STEPS):
-                x = batch(step, place)
-                if fault == "batch" and step == 2 + rank:
-                    x = x * math.nan
-                if fault == "weight" and (step, rank) == (FAULT, size - 1):
-                    with torch.no_grad():
-                        local_part(next(iter(model.parameters()))).view(-1)[0] = math.nan
-                loss_of(model, x).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                outcomes.append(watcher.outcome)
-        assert_one_decision(outcomes)
-        assert_finite(model, optimizer)
-        assert_consistent(model)
-        if fault is None:
-            assert_same(plain, tensors_of(model, optimizer))
-        if fault == "batch":
-            assert [o.step for o in outcomes if not o.stepped] == [2 + each for each in range(size)]
-        if fault == "weight":
-            back = outcomes[FAULT]
-            assert (back.restored is not None, back.replayed) == (True, 0), back
-            assert all(o.stepped for o in outcomes[FAULT + 1 :])
+    """`watch`: bit-identical; NaN on each rank refused on all; after a rollback the updates are replayed."""
+    model, optimizer, _ = watched_run(mode)
+    assert_same(plain_run(mode, steps=FAULT + 4), tensors_of(model, optimizer))
+    _, _, outcomes = watched_run(mode, "batch")
+    assert [o.step for o in outcomes if not o.stepped] == [2 + each for each in range(dist.get_world_size())]
+    whole = tensors_of(*watched_run(mode, dropout=0.2)[:2])
+    model, optimizer, outcomes = watched_run(mode, "weight", dropout=0.2)
+    back = outcomes[FAULT]
+    if mode == "sp":  # partial sums are added up before they are measured: other gradients than backward left
+        assert (back.restored is not None, back.replayed) == (True, 0), back
+    else:
+        assert (back.restored, back.exact) == (FAULT + 1, True), back
+        assert_same(whole, tensors_of(model, optimizer))
+    assert all(o.stepped for o in outcomes[FAULT + 1 :])
+
+
+def clipping_loop(mode: str) -> None:
+    """A loop that clips by itself: what is measured is what it was before, and a replay clips too."""
+    if mode not in ("ddp", "fsdp", "hsdp"):  # elsewhere torch's own function fails
+        return
+    model, optimizer, _ = watched_run(mode, max_norm=0.1)
+    assert_same(plain_run(mode, max_norm=0.1, steps=FAULT + 4), tensors_of(model, optimizer))
+    whole = tensors_of(*watched_run(mode, dropout=0.2, max_norm=0.1)[:2])
+    model, optimizer, outcomes = watched_run(mode, "weight", dropout=0.2, max_norm=0.1)
+    assert (outcomes[FAULT].restored, outcomes[FAULT].exact) == (FAULT + 1, True), outcomes[FAULT]
+    assert_same(whole, tensors_of(model, optimizer))
+
+
+def half_recorded(mode: str) -> None:
+    """One rank cannot compute a loss again, once or ever: no update since is replayed, and nobody waits for it."""
+    here = dist.get_rank() == dist.get_world_size() - 1
+    for odd in (lambda step: here and step == FAULT - 2, lambda _: here):
+        _, _, outcomes = watched_run(mode, "weight", odd=odd)
+        back = outcomes[FAULT]
+        assert (back.restored is not None, back.replayed) == (True, 0), back
+        assert all(o.stepped for o in outcomes[FAULT + 1 :])
+    back = watched_run(mode, "weight", odd=lambda step: here and step == FAULT)[2][FAULT]
+    assert mode == "sp" or (back.restored, back.exact) == (FAULT, True), back  # all but that of the fault
 
 
 def late(mode: str) -> None:
@@ -386,6 +431,8 @@ CHECKS = {
     "resume": resume,
     "collectives": collectives,
     "watched": watched,
+    "clipping_loop": clipping_loop,
+    "half_recorded": half_recorded,
     "unlearnable": unlearnable,
 }
 

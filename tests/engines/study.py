@@ -158,6 +158,16 @@ def rollback(engine: Engine, mode: str) -> None:
     assert_written("rollback")
 
 
+def replayed(engine: Engine, mode: str) -> None:
+    """The updates since are replayed: to the bits of what they were, with accumulation up to rounding."""
+    ran = engine(mode, Plan(guarded=True, damage=True, steps=LONG))
+    back = next(o for o in ran.outcomes if o.restored is not None)
+    assert (back.restored, back.exact) == (DAMAGE + 1, not mode.endswith("accumulate")), back
+    if back.exact:
+        whole = engine(mode, Plan(guarded=True, steps=LONG))
+        assert_same(whole.tensors, ran.tensors)
+
+
 def assert_written(word: str) -> None:
     """The run log names it, and there is one bundle: by rank 0 alone, or the rank where it began."""
     dist.barrier()
@@ -174,6 +184,7 @@ CHECKS: dict[str, Callable[[Engine, str], None]] = {
     "nan": nan,
     "poisoned": poisoned,
     "rollback": rollback,
+    "replayed": replayed,
 }
 
 

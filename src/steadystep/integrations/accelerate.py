@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from steadystep._utils.modules import data_parallel_of
 from steadystep.config import Config
 from steadystep.detectors import Detector
 from steadystep.errors import UnsupportedError
@@ -61,7 +62,7 @@ def watch(
             "DistributedDataParallel"
         )
     watcher = Watcher(
-        accelerator.unwrap_model(model),
+        data_parallel_of(model) or accelerator.unwrap_model(model),  # only the wrapper can be run again on all ranks
         optimizer,
         config=config,
         run_dir=run_dir,

@@ -30,7 +30,7 @@ from steadystep.watching import listeners
 from steadystep.watching.collected import Collected, LossScaling
 from steadystep.watching.hooked_step import HookedStep
 from steadystep.watching.listeners import closure_of, is_nested, may_nest, with_closure
-from steadystep.watching.recorder import Again, Recorder, Reruns, say_what_is_lost, why_not
+from steadystep.watching.recorder import Again, Recorder, Reruns, say_what_is_lost, why_not, why_not_on
 from steadystep.watching.rounds import Rounds, judges_for
 from steadystep.watching.undo import Schedulers, Undo
 
@@ -273,8 +273,7 @@ class Watcher:
     def _recorded(self, model: nn.Module, obstacle: str) -> Recorder | None:
         """Where updates can be replayed."""
         parts = self.guard._parts
-        if parts.ranks.size > 1:
-            obstacle = f"watch() with {parts.ranks.size} ranks"
+        obstacle = obstacle or why_not_on(parts.ranks, model)
         if obstacle and parts.ranks.rank == 0:
             say_what_is_lost(self.guard.config, obstacle)
         if obstacle or not parts.recovery.remembers:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from steadystep._utils.tensors import is_sharded, local_part
 from steadystep.diagnosis.measured import LoopHabits
 from steadystep.signals import Measurer, UpdateProbes
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
@@ -123,12 +124,16 @@ class Collected:
 
     def clipped(self, clip: Clip, total_norm: Tensor) -> None:
         """The loop has clipped by torch's own function."""
-        if not self._paused and self._marks is not None and (self._clips or self._now() != self._marks):
+        if self._paused or self._marks is None:
+            return
+        # why: what is done to a DTensor leaves its version counter as it is
+        if self._clips or self._now() != self._marks or is_sharded(clip.parameters):
             self._clips.append(clip)
             self._clipped = self._now()
             if self.norms:  # what came into the gradients since backward, and is no number, is theirs too
                 first = self.norms[0]
-                self.norms[0] = torch.add(first, total_norm.detach().to(first.device, first.dtype), alpha=0)
+                total = local_part(total_norm.detach()).to(first.device, first.dtype)
+                self.norms[0] = torch.add(first, total, alpha=0)
 
     def micro_batches(self, *, unchanged: bool) -> tuple[RecordedMicroBatch, ...]:
         """What it takes to replay this update; nothing where part of what the loop did was not seen.
@@ -155,7 +160,7 @@ class Collected:
     @property
     def touched(self) -> bool:
         """The gradients were changed in place since the last backward pass that was heard of: the loop clips."""
-        return self._marks is not None and self._now() != self._marks
+        return self._marks is not None and (bool(self._clips) or self._now() != self._marks)
 
     def losses(self, scale: Tensor | None) -> list[Tensor]:
         """Whose mean is the objective of this step: what was given, or the sum that backward was called on."""

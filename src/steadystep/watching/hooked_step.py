@@ -44,8 +44,7 @@ class HookedStep:
     ) -> None:
         self._pipeline, self._parts, self._progress = guard._pipeline, guard._parts, guard._parts.progress
         self._optimizer, self._seen, self._reruns = optimizer, seen, reruns
-        self.scaling = scaling
-        self._several = several
+        self.scaling, self._several = scaling, several
         """The optimizer evaluates its closure as often as it likes, and moves the weights in between."""
         self._outcome: Outcome | None = None
         self._case: RefusedStep | None = None
@@ -60,6 +59,8 @@ class HookedStep:
         self._whole = True
         """The decision at hand is about all optimizers."""
         self._works: tuple[RecordedMicroBatch, ...] = ()
+        # by all ranks or none: who runs the model again alone waits for the others
+        self._missing = self._parts.ranks.any_rank(lambda: not self._works)
         self._options: tuple[Mapping[str, Any], ...] = ()
         self._taken: tuple[tuple[RecordedMicroBatch, ...], Outcome, int, tuple[Mapping[str, Any], ...]] | None = None
         self.busy = False
@@ -110,7 +111,6 @@ class HookedStep:
         parts.learning_rate.place(self._progress.updates)
         repeats = parts.recovery.remembers and not self._several and self._whole
         self._works = self._seen.micro_batches(unchanged=not shrunk and not scaled) if repeats else ()
-        self._reruns.show(parts.runner, self._works)
         view = pipeline.measure_losses(
             losses,
             scale=scale if scale is not None or not scaled else torch.ones((), device=losses[0].device),
@@ -118,6 +118,8 @@ class HookedStep:
             batches=self._reruns.batches,
             measured=norms,
         )
+        self._works = () if self._missing() else self._works
+        self._reruns.show(parts.runner, self._works)
         clips = shrunk and scale is None and not parts.ranks.sharded
         verdict = pipeline.judge(view, self.judge, clipped=clips)
         view, plan = replace(view, signals=verdict.signals), verdict.plan

@@ -9,6 +9,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from steadystep._utils.modules import data_parallel_of
 from steadystep._utils.rng import RngState
 from steadystep._utils.text import note
 from steadystep.config import Config
@@ -17,6 +18,7 @@ from steadystep.engine.microbatch_group import Draws, draws
 from steadystep.engine.microbatches import MicroBatchRunner
 from steadystep.engine.ownership import reevaluates
 from steadystep.optimizers import Trained
+from steadystep.parallel import Ranks
 from steadystep.signals.activations import SilentHook
 from steadystep.snapshots.placement import without_replay
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
@@ -163,8 +165,7 @@ class Reruns:
         """Present the first bad one, or the last: of what the loop has given, or else of what was seen of it."""
         known = self._all or [_rerun(work) for work in micro_batches]
         which = [i for i in bad if i < len(known)]
-        if known:
-            runner.present(*known[which[0] if which else -1])
+        runner.present(*known[which[0] if which else -1] if known else (None, None))
 
     def clear(self) -> None:
         """The step is over."""
@@ -187,6 +188,15 @@ def why_not(optimizer: Optimizer, scaler: GradScaler | None, *, finds_loss: bool
         return "the scale of a GradScaler changes"
     if reevaluates(optimizer):
         return f"{type(optimizer).__name__} calls its closure a varying number of times"
+    return ""
+
+
+def why_not_on(ranks: Ranks, model: nn.Module) -> str:
+    """The same, of several processes."""
+    if ranks.stages is not None:
+        return "watch() of a pipeline"
+    if ranks.size > 1 and not ranks.sharded and data_parallel_of(model) is None:
+        return "watch() of the model inside of DistributedDataParallel"
     return ""
 
 
