@@ -6,12 +6,13 @@ from collections.abc import Callable, Container, Iterator
 import torch
 from torch import Tensor
 
+from steadystep._utils import Attempts
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.examination.observation import CLASSES, Attempts, Observation, links, targets_of
+from steadystep.examination.observation import CLASSES, Observation, targets_of
 from steadystep.examination.output_checks import OUTPUT_CHECKS, no_learning, softmax_axis
-from steadystep.examination.passes import num_rows, over_batches
+from steadystep.examination.passes import links, num_rows, over_batches
 from steadystep.records import Diagnosis
 
 _MOST, _MANY = 0.9, 0.3

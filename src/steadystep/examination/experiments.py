@@ -7,13 +7,14 @@ from typing import final
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep._utils import Attempts
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.comparison import RepairComparison, from_new_weights, present_loss, realigned
 from steadystep.examination.dependence import spread_of_outputs
-from steadystep.examination.observation import Attempts, Observation, faint_gradients, observe_program, trivial_loss
+from steadystep.examination.observation import Observation, faint_gradients, observe_program, trivial_loss
 from steadystep.examination.output_checks import suspects
 from steadystep.examination.parameters import restart, restart_plainly
 from steadystep.examination.repairs import Repair, repairs

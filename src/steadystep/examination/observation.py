@@ -1,14 +1,15 @@
 """All that is seen of a job before its first trial."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep._utils import Attempts
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.learning import base_of
@@ -34,7 +35,7 @@ from steadystep.examination.parameters import (
     restart,
     rounding_of,
 )
-from steadystep.examination.passes import Pass, num_rows, observe_passes, over_batches
+from steadystep.examination.passes import Pass, links, num_rows, observe_passes, over_batches
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
 from steadystep.signals.batch_stats import PartStats
@@ -43,24 +44,6 @@ from steadystep.signals.losses import KINDS, Copies, class_dim, without_ignored
 
 _VANISHING = 1e-4  # of the largest gradient, by the size of the weights
 CLASSES = ("cross_entropy", "nll_loss")
-_T = TypeVar("_T")
-
-
-@final
-class Attempts:
-    """Measurements that not every job allows: one that fails is left out, and named."""
-
-    def __init__(self) -> None:
-        self.failed: dict[str, str] = {}
-        """What was not measured, and the error."""
-
-    def __call__(self, default: _T, measure: Callable[..., _T], *args: Any, **options: Any) -> _T:
-        """What `measure` returns, else `default`."""
-        try:
-            return measure(*args, **options)
-        except Exception as error:  # why all: dtypes, layouts and containers are the user's, and so is the loss
-            self.failed[measure.__name__.strip("_")] = f"{type(error).__name__}: {str(error)[:80]}"
-            return default
 
 
 @final
@@ -107,8 +90,7 @@ class Observation:
     @property
     def is_finite(self) -> bool:
         """All losses and gradients are numbers."""
-        numbers = (*(seen.loss for seen in self.passes), *self.parameters.norms.values())
-        return all(map(math.isfinite, numbers))
+        return all(map(math.isfinite, (*(seen.loss for seen in self.passes), *self.parameters.norms.values())))
 
     @property
     def is_graph(self) -> bool:
@@ -152,20 +134,6 @@ class Observation:
     def calls(self) -> list[LossCall]:
         """Of the first pass."""
         return list(self.passes[0].calls)
-
-
-def links(tensor: Tensor) -> bool:
-    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
-    if tensor.layout is not torch.strided:
-        return True
-    if tensor.dim() != 2 or tensor.shape[1] <= 4:
-        return False
-    if tensor.shape[0] == tensor.shape[1]:
-        sums = tensor.sum(1)
-        return bool(
-            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
-        )  # sync: examined
-    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
 
 
 def targets_of(o: Observation) -> Tensor | None:
@@ -216,11 +184,9 @@ def _factor(passes: Sequence[Pass]) -> float | None:
 
 def observe_program(bench: Workbench, scheduler: LRScheduler | None, attempt: Attempts) -> Observation:
     """Run a few passes, and put everything back."""
-    batch = bench.batches[0]
-    passes = observe_passes(bench)
+    batch, passes = bench.batches[0], observe_passes(bench)
     seen = passes[0]
-    nothing: dict[str, float] = {}
-    dead, saturated = attempt((nothing, nothing), _activations, bench, batch)
+    dead, saturated = attempt((dict[str, float](), dict[str, float]()), _activations, bench, batch)
     return Observation(
         passes=passes,
         parameters=observe_parameters(bench),

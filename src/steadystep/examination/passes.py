@@ -166,6 +166,20 @@ def num_rows(tensor: Tensor) -> int:
     return tensor.size(0) if tensor.dim() else 0  # why not the shape: tensors of ragged rows have none
 
 
+def links(tensor: Tensor) -> bool:
+    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
+    if tensor.layout is not torch.strided:
+        return True
+    if tensor.dim() != 2 or tensor.shape[1] <= 4:
+        return False
+    if tensor.shape[0] == tensor.shape[1]:
+        sums = tensor.sum(1)
+        return bool(
+            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
+        )  # sync: examined
+    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
+
+
 def over_batches(passes: Sequence[Pass], pick: Callable[[Pass], Tensor | None]) -> Tensor | None:
     """One tensor per pass, joined along the samples; None where they do not fit together."""
     found = [tensor for tensor in map(pick, passes) if tensor is not None]

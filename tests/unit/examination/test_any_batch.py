@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steadystep import Guard, examine
+from steadystep._utils import Attempts
 from steadystep.examination import Examination
 from steadystep.examination.dependence import deaf_classes
-from steadystep.examination.observation import Attempts
 from steadystep.examination.parameters import restart
 from steadystep.examination.passes import observe_passes
 from steadystep.examination.repairs import repairs

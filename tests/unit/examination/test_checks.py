@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from steadystep._utils import Attempts
 from steadystep.examination.checks import faults_of, partly_reached
-from steadystep.examination.observation import Attempts, Observation, trivial_loss
+from steadystep.examination.observation import Observation, trivial_loss
 from tests.unit.examination.jobs import classes, numbers, tokens, yes_or_no
 from tests.unit.examination.made import PARAMETERS, made_observation, made_pass, uniform
 
