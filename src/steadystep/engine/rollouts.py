@@ -221,7 +221,8 @@ class PolicyTrial:
         jumped = finding.detector == DetectorName.REWARD_HACKING and finding.severity == "info" and finding.where
         since = finding.step if finding.since is None else finding.since
         span = [score for at, score in series.looks if at >= since - 5]
-        if not jumped or max(span) - min(span) > max(0.15 * series.gained, 3.0 * series.noise):
+        moved, visible = max(span) - min(span), 3.0 * series.noise
+        if not jumped or moved > max(SUSPECTED * series.gained, visible) or visible > _FALLEN * series.gained:
             return finding
         what = f"{finding.what}; rollouts earn {span[-1]:.3g} as before: the grader or the prompts have changed"
         return replace(finding, severity="warn", what=what)

@@ -257,6 +257,24 @@ def test_a_reward_that_jumps_without_the_policy_is_the_grader(moves: bool, named
     assert [f.detector for f in said] == named
 
 
+def test_rollouts_too_noisy_to_tell_do_not_accuse_the_grader() -> None:
+    """A policy that has learned little moves by less than one look can show."""
+    scores = [0.23, 0.28, 0.29, 0.23, 0.24, 0.33, 0.41, 0.46]  # of a healthy A2C on a cart-pole
+    series = EarnedSeries([*([5.0 * i, score] for i, score in enumerate(scores)), [36.0, 0.46]])
+    jump = Finding(
+        detector="reward-hacking",
+        step=36,
+        severity="info",
+        value=0.37,
+        limit=0.08,
+        what="",
+        where=("reward",),
+        since=28,
+    )
+    assert series.known
+    assert PolicyTrial._of_grader(jump, series).severity == "info"
+
+
 def test_after_a_rollback_a_tenth_of_the_gain_is_enough() -> None:
     def again(step: int) -> float:
         return falls(150, until=170)(step) if step < 185 else 0.7
