@@ -40,7 +40,8 @@ _PROBATION, _WATCHED = (
 )  # steps after a rollback or a cause: a fall counts sooner; looks are as close as they get
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
-_SAID_AFTER, _HALF, _SAID_LATER = 4, 0.45, 10  # steps that a fall has to last: of nearly half of the gain, of less
+_HALF = 0.45  # of what was gained, nearly
+_SAID_AFTER = ((0.7, 2), (_HALF, 4), (0.0, 10))  # steps that a fall has to last, by the share that is lost
 _ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 40}
 """The same before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
@@ -135,8 +136,9 @@ class PolicyTrial:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        half = fmean(scores[0]) < series.best - _HALF * series.gained
-        if step - self._fell[0] < (_SAID_AFTER if half else _SAID_LATER) and not self._alert(step):
+        lost = (series.best - fmean(scores[0])) / series.gained
+        after = next(steps for share, steps in _SAID_AFTER if lost > share)
+        if step - self._fell[0] < after and not self._alert(step):
             self.due = step + _SOONEST
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))

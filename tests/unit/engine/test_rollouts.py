@@ -219,6 +219,12 @@ def test_after_a_cause_looks_are_closer_for_a_while() -> None:
     assert {gap for at, gap in gaps.items() if at < 135 or at > 205} == {5}
 
 
+@pytest.mark.parametrize(("left", "after"), [(0.0, 2), (0.4, 4), (0.6, 10)])
+def test_the_deeper_the_fall_the_sooner_it_is_said(left: float, after: int) -> None:
+    said, _, _ = lived(lambda step: left if step >= 150 else falls(10_000)(step))
+    assert said[0].step == 150 + after
+
+
 @pytest.mark.parametrize("until", [154, 157])
 def test_a_dip_that_heals_is_not_undone(until: int) -> None:
     assert not any(f.severity == "act" for f in lived(falls(150, until=until))[0])
