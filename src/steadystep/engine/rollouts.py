@@ -34,10 +34,8 @@ _SEED = 12  # of every look at the current policy
 _FALLEN, _HEALED = 0.3, 0.15  # of what was gained
 _AGAIN = 0.1  # the same after a rollback, or where a detector has seen a cause
 _SURE, _LIKELY = 4.0, 2.0  # standard errors of the difference to the best level; likely is enough for an alert
-_PROBATION, _WATCHED = (
-    500,
-    60,
-)  # steps after a rollback or a cause: a fall counts sooner; looks are as close as they get
+_PROBATION = 500  # steps after a rollback or a cause, in which a fall counts sooner
+_WATCHED = 60  # steps from there, in which looks are as close as they get
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
 _HALF = 0.45  # of what was gained, nearly

@@ -309,3 +309,14 @@ def test_a_fall_does_not_depend_on_scale_and_offset(scores: list[float], offset:
     now = [scores[-1] - 3.0 - 0.1 * i for i in range(8)]
     assert other.fall([scale * score + offset for score in now], 0.3) == pytest.approx(one.fall(now, 0.3), abs=1e-3)
     assert one.best <= max(scores)
+    assert other.usual_dip(60) == pytest.approx(scale * one.usual_dip(60), abs=1e-6 * scale)
+    assert one.usual_dip(60) <= one.usual_dip(90) <= 1.5 * (max(scores) - min(scores)) + 1e-9
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=8, max_size=30))
+def test_who_only_rises_has_no_dips_and_rests_no_longer_than_it_lived(scores: list[float]) -> None:
+    series = EarnedSeries([[5.0 * i, score] for i, score in enumerate(sorted(scores))])
+    since = 5 * len(scores)
+    assert series.usual_dip(since) <= 1e-12
+    assert 0 <= series.rest(since) <= sum(at <= since - 10 for at, _ in series.looks)
+    assert series.patience(since) in (0, since)
