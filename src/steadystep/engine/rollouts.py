@@ -39,7 +39,9 @@ _WATCHED = 60  # steps from there, in which looks are as close as they get
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
 _HALF = 0.45  # of what was gained, nearly
-_SAID_AFTER = ((0.7, 2), (_HALF, 4), (0.0, 10))  # steps that a fall has to last, by the share that is lost
+_SAID_AFTER = {"falling": 2, "half": 4, "less": 10}
+"""Steps that a fall has to last, by what is lost: most of the gain and falling further, nearly half, less."""
+_MOST = 0.7  # of what was gained
 _ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 40}
 """The same before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
@@ -134,12 +136,16 @@ class PolicyTrial:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        lost = (series.best - fmean(scores[0])) / series.gained
-        after = next(steps for share, steps in _SAID_AFTER if lost > share)
-        if step - self._fell[0] < after and not self._alert(step):
+        if step - self._fell[0] < self._said_after(series, fmean(scores[0])) and not self._alert(step):
             self.due = step + _SOONEST
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
+
+    def _said_after(self, series: EarnedSeries, now: float) -> int:
+        """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
+        lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
+        falling = lost > _MOST and further > _AGAIN * series.gained
+        return _SAID_AFTER["falling" if falling else "half" if lost > _HALF else "less"]
 
     def _fallen(
         self,

@@ -219,9 +219,12 @@ def test_after_a_cause_looks_are_closer_for_a_while() -> None:
     assert {gap for at, gap in gaps.items() if at < 135 or at > 205} == {5}
 
 
-@pytest.mark.parametrize(("left", "after"), [(0.0, 2), (0.4, 4), (0.6, 10)])
-def test_the_deeper_the_fall_the_sooner_it_is_said(left: float, after: int) -> None:
-    said, _, _ = lived(lambda step: left if step >= 150 else falls(10_000)(step))
+@pytest.mark.parametrize(
+    ("first", "then", "after"), [(0.3, 0.0, 2), (0.1, 0.1, 4), (0.0, 0.0, 4), (0.4, 0.4, 4), (0.6, 0.6, 10)]
+)
+def test_the_deeper_the_fall_the_sooner_it_is_said(first: float, then: float, after: int) -> None:
+    """A sudden one may be the bottom of a dip, unless it goes on."""
+    said, _, _ = lived(lambda step: falls(10_000)(step) if step < 150 else first if step < 152 else then)
     assert said[0].step == 150 + after
 
 

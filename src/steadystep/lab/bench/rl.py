@@ -1,7 +1,7 @@
 """`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
 
 A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
-half of what its healthy twin gains. Seeds 0 to 2 and 710 are for choosing, 711 and 712 for reporting: run once.
+half of what its healthy twin gains. Seeds 0 to 2 and 710 to 712 are for choosing, 713 and 714 for reporting: run once.
 """
 
 import math
@@ -18,7 +18,7 @@ from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import SCORED
 from steadystep.lab.rl.run import run_arm as run_program
 
-JUDGE_SEEDS = (711, 712)
+JUDGE_SEEDS = (713, 714)
 BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}
 QUICK = ("proxy reward, grid", "wrong sign, a2c", "NaN rewards, dqn")
 
