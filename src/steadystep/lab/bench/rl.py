@@ -84,7 +84,9 @@ class Rewards:
 
 def _share(row: Row, twin: Row, what: str = "final") -> float:
     """The final reward over the twin's; nothing is left of weights that are lost."""
-    final: float = row.get(what, row["final"]) / twin.get(what, twin["final"])
+    # why "final" as well: rows of earlier versions have that alone
+    ours, theirs = (each[what] if what in each else each["final"] for each in (row, twin))
+    final: float = ours / theirs
     return final if math.isfinite(final) else 0.0
 
 
