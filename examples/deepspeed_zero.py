@@ -1,6 +1,9 @@
 """DeepSpeed with a guard: ZeRO stage 2 on two ranks; one of them gets a NaN, and both skip that step.
 
 torchrun --nproc-per-node 2 examples/deepspeed_zero.py      # python examples/deepspeed_zero.py does the same
+
+On CPUs DeepSpeed compiles its communication the first time, which takes minutes without a word. If that was
+interrupted, the next run waits for a lock in ~/.cache/torch_extensions: delete it.
 """
 
 import os

@@ -33,8 +33,10 @@ from steadystep._utils.tensors import local_part
 from tests.distributed.forked import counted, main
 from tests.distributed.setting import assert_finite, assert_one_decision, assert_same, everywhere, tensors_of
 
-MODES = {2: ("ddp", "fsdp", "tp", "sp"), 4: ("hsdp", "fsdp tp", "fsdp sp", "submesh")}
-"""By ranks. `sp`: tensor and sequence parallelism, with replicated DTensors whose gradients are partial sums."""
+ONE_MESH = ("ddp", "fsdp", "tp", "sp")
+MODES = {2: ONE_MESH, 4: (*ONE_MESH, "hsdp", "fsdp tp", "fsdp sp", "submesh")}
+"""By ranks. `sp`: tensor and sequence parallelism, with replicated DTensors whose gradients are partial sums;
+`submesh`: tensor parallelism over two of four ranks, twice."""
 STEPS = 8
 FAULT = 12
 
@@ -98,7 +100,8 @@ def made(mode: str, *, lr: float = 1e-2, dropout: float = 0.0) -> tuple[nn.Modul
     elif mode == "hsdp":
         sharded(net, init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")))
     else:
-        mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
+        across = size if mode in ONE_MESH else 2
+        mesh = init_device_mesh("cpu", (size // across, across), mesh_dim_names=("data", "tensor"))
         parallelize_module(net, mesh["tensor"], parallel_plan(sequence=mode.endswith("sp")))
         if mode.startswith("fsdp"):
             sharded(net, mesh["data"])
@@ -275,17 +278,26 @@ def failing(mode: str) -> None:
         assert_consistent(model)
 
 
+def warmed_up(mode: str) -> tuple[nn.Module, Optimizer, int]:
+    """After one backward pass DDP rearranges its buckets, and more than two ranks add up in another order then."""
+    model, optimizer, place = made(mode)
+    if mode == "ddp":
+        loss_of(model, batch(0, place)).backward()
+        optimizer.zero_grad()
+    return model, optimizer, place
+
+
 def resume(mode: str) -> None:
     """Saved in the middle and loaded by another model: the same bits as a run that was not interrupted."""
     folder = Path(everywhere(tempfile.mkdtemp())[0])
-    model, optimizer, place = made(mode)
+    model, optimizer, place = warmed_up(mode)
     with steadystep.Guard(model, optimizer) as guard:
         for step in range(6):
             if step == 3:
                 guard.save(folder / "saved")
             guard.step(lambda x: loss_of(model, x), batch=batch(step, place))
     whole = tensors_of(model, optimizer)
-    model, optimizer, place = made(mode)
+    model, optimizer, place = warmed_up(mode)
     with steadystep.Guard.resume(model, optimizer, path=folder / "saved", run_dir=folder / "run") as guard:
         for step in range(3, 6):
             guard.step(lambda x: loss_of(model, x), batch=batch(step, place))
@@ -352,6 +364,18 @@ def late(mode: str) -> None:
     assert_one_decision(outcomes)
 
 
+def unlearnable(mode: str) -> None:
+    """Targets of noise: the mesh is not what is blamed for it, whatever stands in for the weights in a forward pass."""
+    model, optimizer, place = made(mode)
+    noise = torch.Generator().manual_seed(place)
+    with steadystep.Guard(model, optimizer) as guard:
+        for step in range(60):
+            x, y = batch(step, place), torch.randn(4, 4, generator=noise)
+            guard.step(lambda x, y=y: (model(x).squeeze(-1) - y).square().mean(), batch=x)
+        said = [str(found) for found in guard.diagnose()]
+    assert not [text for text in said if "optimizer" in text.partition("try:")[0]], said
+
+
 CHECKS = {
     "late": late,
     "healthy": healthy,
@@ -362,6 +386,7 @@ CHECKS = {
     "resume": resume,
     "collectives": collectives,
     "watched": watched,
+    "unlearnable": unlearnable,
 }
 
 

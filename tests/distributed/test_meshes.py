@@ -10,7 +10,7 @@ from tests.distributed import experts, meshes, pipelines, stress
 from tests.distributed.launch import ROOT
 
 BRIEFLY = {
-    (meshes, 2): ["norms tp", "norms sp", "replay ddp", "replay fsdp"],
+    (meshes, 2): ["norms tp", "norms sp", "replay ddp", "replay fsdp", "unlearnable fsdp"],
     (meshes, 4): ["norms hsdp", "norms fsdp tp"],
     (pipelines, 2): ["norms gpipe", "nan 1f1b", "replay interleaved"],
     (pipelines, 4): ["norms fsdp"],

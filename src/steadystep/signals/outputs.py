@@ -25,7 +25,7 @@ from steadystep.signals.batches import (
 from steadystep.signals.gradients import Gradients
 from steadystep.signals.loss_calls import LossCall, LossRecorder
 from steadystep.signals.losses import KINDS, OF, Copies, has_known_level, losses_of, mistakes, without_ignored
-from steadystep.signals.structure import count_leaves, has_frozen_statistics, left_out
+from steadystep.signals.structure import around_graph, has_frozen_statistics
 
 TARGET = "['target']"
 """The name of what the loss function was called with, beside the tensors of the batch."""
@@ -45,8 +45,8 @@ class Outputs(ForwardHooks):
         super().__init__(model)
         self._gradients = gradients
         self._batch: list[tuple[str, Tensor]] = []
-        self._step, self._closed, self._outside = 0, False, -1
-        self._around: dict[str, Any] = {}
+        self._step, self._closed = 0, False
+        self._around: dict[str, Any] | None = None
         self._ordered: list[tuple[str, tuple[int, ...]]] = []
         self._misread: list[str] = []
         self._listening = ExitStack()
@@ -199,13 +199,9 @@ class Outputs(ForwardHooks):
             self._closed, self.waiting = True, []
 
     def _measure(self, module: nn.Module, given: list[Any], output: Tensor, everything: Any) -> None:
-        if self._outside < 0:
-            inside = {id(p) for p in (*module.parameters(), *self._gradients.parameters)}
-            self._outside = count_leaves(output, inside | {id(tensor) for _, tensor in tensors_in(given)})
-            loss = None if self._recorder is None else self._recorder.loss
-            held = {id(p) for p in self._gradients.parameters}
-            used = self._recorder.used if self._recorder is not None else set()
-            self._around = {} if loss is None else left_out(loss, module, held, used)
+        if self._around is None:
+            heard, inputs = self._recorder, [tensor for _, tensor in tensors_in(given)]
+            self._around = around_graph(output, module, self._gradients.parameters, inputs, heard)
         with torch.no_grad():
             first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
             whole = output.detach()
@@ -251,8 +247,7 @@ class Outputs(ForwardHooks):
             evaluating=self._evaluating[1],
             evaluating_all=self._evaluating[0],
             misread=tuple(self._misread),
-            outside=max(0, self._outside),
-            **self._around,
+            **(self._around or {}),
             copied=copied,
             target=None if self._target is None else self._target.read(host),
             **self._called,

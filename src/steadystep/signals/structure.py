@@ -1,12 +1,13 @@
 """What a run is built of: parameters, groups and modes, and what the graph of its loss and outputs reaches."""
 
 import math
-from collections.abc import Container, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, bfloat16, float16, nn
 from torch.optim import Optimizer
 
+from steadystep._utils.tensors import is_sharded
 from steadystep._utils.text import plain_name
 from steadystep.records import Structure
 
@@ -82,10 +83,36 @@ def _number(value: object, unknown: float) -> float:
     return float(value) if isinstance(value, int | float) else unknown
 
 
-def count_leaves(output: Tensor, inside: set[int]) -> int:
-    """Tensors at the ends of the graph of `output` that are not `inside`; 0 where the graph is too large to search."""
-    leaves = graph_leaves(output) or {}
-    return sum(isinstance(leaf, nn.Parameter) and key not in inside for key, leaf in leaves.items())
+class Heard(Protocol):
+    """What is asked of a recorder of calls."""
+
+    @property
+    def loss(self) -> Tensor | None:
+        """What the program computed last."""
+        ...
+
+    @property
+    def used(self) -> set[int]:
+        """Parameters that were computed with."""
+        ...
+
+
+def around_graph(
+    output: Tensor, model: nn.Module, held: Sequence[Tensor], given: Iterable[Tensor], heard: Heard | None
+) -> dict[str, Any]:
+    """Fields of `OutputStats` about parameters that model, optimizer and the graph of `output` do not share.
+
+    None where the graph has other tensors than the optimizer: FSDP2 gathers the shards of a weight into a new one.
+    """
+    leaves, kept = graph_leaves(output) or {}, {id(p) for p in held}
+    if any(is_sharded([p]) and p.requires_grad and id(p) not in leaves for p in held):
+        return {}
+    inside = kept | {id(tensor) for tensor in (*model.parameters(), *given)}
+    outside = sum(isinstance(leaf, nn.Parameter) and key not in inside for key, leaf in leaves.items())
+    found: dict[str, Any] = {"outside": outside}
+    if heard is not None and heard.loss is not None:
+        found |= left_out(heard.loss, model, kept, heard.used)
+    return found
 
 
 def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:

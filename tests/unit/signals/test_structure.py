@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from steadystep.records import Structure
 from steadystep.signals import structure, structure_of
 from steadystep.signals.batches import faintest, is_batch_first, main_tensor, spread_of
-from steadystep.signals.structure import count_leaves, graph_leaves, has_frozen_statistics, left_out, untrained_heads
+from steadystep.signals.structure import around_graph, graph_leaves, has_frozen_statistics, left_out, untrained_heads
 
 
 def of(model: nn.Module, *parameters: nn.Parameter, optimizer: type = torch.optim.SGD, **more: Any) -> Structure:
@@ -91,12 +91,14 @@ class TestGraph:
         model, free = nn.Linear(2, 1), torch.ones(1, requires_grad=True)
         output = model(torch.ones(3, 2)).sum() + free
         assert set(graph_leaves(output) or ()) == {id(model.weight), id(model.bias), id(free)}
-        assert count_leaves(output, set()) == 2  # parameters only
-        assert count_leaves(output, {id(model.bias)}) == 1
+        assert around_graph(output, nn.Identity(), [], [], None) == {"outside": 2}  # parameters only
+        assert around_graph(output, nn.Identity(), [model.bias], [], None) == {"outside": 1}
+        assert around_graph(output, model, [], [], None) == {"outside": 0}
+        assert around_graph(output, nn.Identity(), [], [model.weight], None) == {"outside": 1}
         assert graph_leaves(torch.ones(1)) == {}
         monkeypatch.setattr(structure, "_MOST_NODES", 3)
         assert graph_leaves(output) is None
-        assert count_leaves(output, set()) == 0
+        assert around_graph(output, nn.Identity(), [], [], None) == {"outside": 0}
 
     def test_what_the_loss_is_computed_from_at_once(self) -> None:
         model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
