@@ -86,7 +86,7 @@ class PolicyTrial:
         self._warned: dict[str, int] = {}
         """The last step at which a detector warned of a cause: a grader, a sampler, ratios, values."""
         self._since = sys.maxsize
-        """When the first fall began that was said: dips from there on are not usual."""
+        """When a fall began that was said: dips in the time after it are not usual."""
         self._seen: set[str] = set()
         """Names of metrics."""
 
@@ -162,7 +162,7 @@ class PolicyTrial:
         quiet = self._told or (self._greedy(series) and not lasts) or not unusual
         severity: Severity = "info" if quiet else "warn"
         if severity == "warn":
-            self._told, self._since = True, min(self._since, signals.step if self._fell is None else self._fell[0])
+            self._told, self._since = True, self._before(signals.step if self._fell is None else self._fell[0])
         said = replace(self._finding(signals, series, now, severity), where=self._causes(signals.step))
         deep = self._alert(signals.step) or series.best - now > _HALF * series.gained
         if not (lasts and unusual and deep) or mode != "autopilot":
@@ -182,8 +182,8 @@ class PolicyTrial:
 
     def _greedy(self, series: EarnedSeries) -> bool:
         """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
-        fell = series.looks[-1][0] if self._fell is None else self._fell[0]
-        settled = series.rest(int(min(fell, self._since))) >= _SETTLED
+        fell = int(series.looks[-1][0]) if self._fell is None else self._fell[0]
+        settled = series.rest(self._before(fell)) >= _SETTLED
         return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY) and not settled
 
     @property
@@ -204,9 +204,13 @@ class PolicyTrial:
         A fall with a cause, or after a rollback, is taken at its word.
         """
         since, level = self._fell or (step, now)
-        before = min(since, self._since)
+        before = self._before(since)
         waited = step - since >= series.patience(before) and now - level <= _RISING * (series.best - level)
         return self._alert(step) or (waited and series.best - now > series.usual_dip(before))
+
+    def _before(self, since: int) -> int:
+        """The end of what was usual: that of a fall that was said not long before."""
+        return self._since if 0 <= since - self._since <= _PROBATION else since
 
     def _lasts(self, signals: Signals, now: float, series: EarnedSeries) -> bool:
         """Whether it has been down for long enough, and is not on its way back."""

@@ -192,6 +192,16 @@ def test_a_policy_that_has_dipped_by_itself_may_dip_again(deepest: float, said: 
     assert bool([f for f in found if f.step >= 250]) == said
 
 
+@pytest.mark.parametrize(("again", "said"), [(400, True), (1_000, False)])
+def test_a_fall_that_was_said_is_a_usual_dip_only_much_later(again: int, said: bool) -> None:
+    def level(step: int) -> float:
+        return 0.0 if 300 <= step < 308 or again <= step < again + 9 else falls(10_000)(step)
+
+    found, _, _ = lived(level, steps=again + 50)
+    assert [f.step < 310 for f in found[:1]] == [True]
+    assert bool([f for f in found if f.step >= again]) == said
+
+
 def test_a_fall_that_rises_again_is_not_said() -> None:
     def level(step: int) -> float:
         return falls(10_000)(step) if step < 150 else min(0.4 + 0.02 * (step - 150), 0.9)
