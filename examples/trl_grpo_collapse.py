@@ -3,7 +3,7 @@
 Run it: python examples/trl_grpo_collapse.py (two minutes on a CPU). A tiny model created from a config learns to say
 "a"; nothing is downloaded. For some steps the grader pays for "b". The policy learns that to perfection, stops saying
 "a" at all, and never finds back: every group has equal rewards, which teach nothing. The guard plays
-rollouts every two steps; when they earn less for a while, the best remembered state is compared with the current one,
+rollouts every five steps; when they earn less for a while, the best remembered state is compared with the current one,
 and the policy is rolled back.
 """
 
@@ -53,7 +53,7 @@ def main(folder: Path, *, guarded: bool = True, steps: int = 190) -> tuple[float
 
     start = folder / "start"  # the reference model of the KL term is loaded from here
     GPT2LMHeadModel(config).save_pretrained(start)
-    callback = StabilityCallback(controls=Controls(evaluate=says_a, every=2))
+    callback = StabilityCallback(controls=Controls(evaluate=says_a))
     trainer = GRPOTrainer(
         model=str(start),
         processing_class=tokenizer,

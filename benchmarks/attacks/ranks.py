@@ -198,7 +198,7 @@ def judged(every: list[dict[str, Any]], says: str) -> str:
         if "" in said or any(says not in text for text in said):
             return f"expected {says!r} everywhere: {said}"
         # the rank with a mistake says it in its own words, the others say whose it is
-        own = [text for text in said if "cannot make its guard" not in text]
+        own = [text for text in said if "cannot create its guard" not in text]
         return "" if len(said) == 1 or (len(said) == 2 and len(own) == 1) else str(said)
     for key in ("decided", "weights"):
         if len({each[key] for each in every}) > 1:

@@ -4,7 +4,8 @@
     python -m benchmarks.faulty_programs.judge examine --half develop     # with experiments after the run
     python -m benchmarks.faulty_programs.judge untrained --half develop   # with experiments on an untrained job
 
-The protocol is in the README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never
+`--out FILE` keeps every answer as it comes, and answers already there are not asked for again. The protocol is in the
+README of this folder. A cause counts for a label as `MEANS` says. "no-learning" by itself never
 does: it has to say why (`Diagnosis.fault`).
 """
 
@@ -13,7 +14,7 @@ import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -117,6 +118,8 @@ def answer(how: str, program: Program, faulty: bool, seed: int) -> Answer:
         # why a fault: the message names it, before the first step
         fault = "wrong-optimizer-params" if "none of this model's parameters" in str(error) else ""
         said = (Diagnosis(cause="error", fault=fault, evidence=f"{type(error).__name__}: {error}"),)
+    except Exception as error:  # why all: one that ends with a traceback counts as wrong, and the others go on
+        said = (Diagnosis(cause="traceback", evidence=f"{type(error).__name__}: {error}"),)
     told = tuple((d.cause, getattr(d, "fault", ""), d.evidence) for d in said)
     return Answer(program=program.name, faulty=faulty, seed=seed, said=told, seconds=seconds)
 
@@ -125,27 +128,49 @@ def _task(how: str, name: str, faulty: bool, seed: int) -> Answer:
     return answer(how, next(p for p in EVERY if p.name == name), faulty, seed)
 
 
-def answers(how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: int) -> list[Answer]:
+def answers(
+    how: str, programs: Iterable[Program], seeds: Sequence[int], jobs: int, out: Path | None = None
+) -> list[Answer]:
     """Both versions of every program with every seed, printed as they come."""
     tasks = [
         (p, faulty, seed) for p in programs for faulty in ((True, False) if p.faults else (False,)) for seed in seeds
     ]
+    known = {(one.program, one.faulty, one.seed): one for one in _kept(out)}
     found = []
     with ProcessPoolExecutor(jobs) as pool:
-        coming = [pool.submit(_task, how, p.name, faulty, seed) for p, faulty, seed in tasks]
-        for (program, faulty, seed), future in zip(tasks, coming, strict=True):
-            one = future.result()
+        coming = {
+            (p.name, faulty, seed): pool.submit(_task, how, p.name, faulty, seed)
+            for p, faulty, seed in tasks
+            if (p.name, faulty, seed) not in known
+        }
+        for program, faulty, seed in tasks:
+            key = (program.name, faulty, seed)
+            one = known[key] if key in known else coming[key].result()
             found.append(one)
-            right = one.hit(program.faults) if faulty else one.silent
-            print(
-                f"{'  ' if right else '! '}{program.name:42} {'faulty' if faulty else 'works '} {seed} {one.names}",
-                f"{one.seconds:.0f} s",
-                flush=True,
-            )
-            if not right:
-                for cause, fault, evidence in one.said[:3]:
-                    print(f"      {fault or cause}: {evidence[:220]}")
+            if out is not None and key not in known:
+                with out.open("a") as file:
+                    file.write(json.dumps(asdict(one)) + "\n")
+            _show(program, one)
     return found
+
+
+def _kept(out: Path | None) -> Iterator[Answer]:
+    """Answers of an earlier call with the same file."""
+    for line in out.read_text().splitlines() if out is not None and out.exists() else ():
+        values = json.loads(line)
+        yield Answer(**{**values, "said": tuple((*each,) for each in values["said"])})
+
+
+def _show(program: Program, one: Answer) -> None:
+    right = one.hit(program.faults) if one.faulty else one.silent
+    print(
+        f"{'  ' if right else '! '}{program.name:42} {'faulty' if one.faulty else 'works '} {one.seed} {one.names}",
+        f"{one.seconds:.0f} s",
+        flush=True,
+    )
+    if not right:
+        for cause, fault, evidence in one.said[:3]:
+            print(f"      {fault or cause}: {evidence[:220]}")
 
 
 def summary(programs: Sequence[Program], found: Sequence[Answer]) -> dict[str, object]:
@@ -179,13 +204,13 @@ def main() -> None:
     parser.add_argument("--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next"), required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write every answer as JSON lines")
+    parser.add_argument(
+        "--out", type=Path, help="keep every answer as a line of JSON, and begin from those that it has"
+    )
     options = parser.parse_args()
     parts = options.parts
     chosen = [p for p in EVERY if half(p) == options.half and (not parts or any(part in p.name for part in parts))]
-    found = answers(options.how, chosen, options.seeds, options.jobs)
-    if options.out:
-        options.out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
+    found = answers(options.how, chosen, options.seeds, options.jobs, options.out)
     json.dump(summary(chosen, found), sys.stdout, indent=1, default=dict)
     print()
 

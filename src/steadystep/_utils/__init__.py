@@ -11,7 +11,7 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, final
 
 _EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
@@ -135,3 +135,23 @@ def run_status(
     if alive:
         return "running"
     return "stale" if ended is False else "idle"
+
+
+_T = TypeVar("_T")
+
+
+@final
+class Attempts:
+    """Measurements that not every job allows: one that fails is left out, and named."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, str] = {}
+        """What was not measured, and the error."""
+
+    def __call__(self, default: _T, measure: Callable[..., _T], *args: Any, **options: Any) -> _T:
+        """What `measure` returns, else `default`."""
+        try:
+            return measure(*args, **options)
+        except Exception as error:  # why all: dtypes, layouts and containers are the user's, and so is the loss
+            self.failed[measure.__name__.strip("_")] = f"{type(error).__name__}: {str(error)[:80]}"
+            return default

@@ -261,3 +261,17 @@ def type_name(dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return "bool"
     return "complex" if dtype.is_complex else ("real" if dtype.is_floating_point else "whole")
+
+
+def norm_of(gradient: Tensor) -> float:
+    """The norm of a gradient, sparse or complex ones too, on the host."""
+    return float(_sizes(gradient.coalesce().values() if gradient.is_sparse else gradient).norm())  # sync: asked for
+
+
+def rms_of(tensor: Tensor) -> float:
+    """The root mean square, on the host; 0 of no elements."""
+    return float(_sizes(tensor).square().mean().sqrt()) if tensor.numel() else 0.0  # sync: asked for
+
+
+def _sizes(tensor: Tensor) -> Tensor:
+    return tensor.detach().abs() if tensor.is_complex() else tensor.detach().float()

@@ -60,8 +60,8 @@ def constant_part(facts: Facts) -> str:
     part = batch.parts[-1] if batch is not None and len(batch.parts) > 1 else None
     if part is None or supervised(facts) or is_policy(facts) or facts.opposed or part.smallest != part.largest:
         return ""
-    if part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or part.shape or part.ignored:
-        return ""
+    if part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or part.shape or part.ignored or learns(facts):
+        return ""  # why: lengths and weights of samples may all be the same
     return f"{part.name}, the last tensor of the batch, is {part.smallest:g} for every sample of {num_batches(facts)}"
 
 

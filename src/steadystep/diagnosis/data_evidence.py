@@ -9,6 +9,7 @@ from steadystep.diagnosis.learning import (
     learns,
     num_looks,
     progress,
+    raw_inputs_of,
     stuck,
     supervised,
     target,
@@ -19,7 +20,7 @@ from steadystep.records import BatchPartStats, BatchStats, DetectorName
 
 _ENOUGH_BATCHES = 6
 _FEWEST_CLASSES = 4
-_AT_LEVEL = 1.25  # times that
+_AT_LEVEL, _BELOW_LEVEL = 1.25, 0.98  # times that
 _ROOM = 0.3  # of the loss of a constant prediction
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
@@ -52,8 +53,8 @@ def unrelated_targets(facts: Facts) -> str:
     found, ratio = stuck(facts), facts.ratio
     if found is None or not found.at_base or ratio is None or not _SMALL_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
-    if found.base is None or found.end > _AT_LEVEL * found.base:
-        return ""
+    if found.base is None or not _BELOW_LEVEL * found.base < found.end < _AT_LEVEL * found.base:
+        return ""  # why: a little below it may be all there is to learn
     return (
         f"{found}, the loss of the best constant prediction; an update changes the weights by {ratio:.1e} of their size"
     )
@@ -103,7 +104,7 @@ def far_targets(facts: Facts) -> str:
 
 def raw_inputs(facts: Facts) -> str:
     """Inputs far from unit scale, and a loss that is not half of that of a constant prediction."""
-    inputs, found = facts.inputs, progress(facts)
+    inputs, found = raw_inputs_of(facts), progress(facts)
     if inputs is None or found is None or found.base is None or max(abs(inputs.mean), inputs.std) < 20.0:
         return ""
     if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:

@@ -7,13 +7,15 @@ from statistics import fmean, median, pstdev
 from typing import final
 
 from steadystep.diagnosis.facts import Facts
-from steadystep.records import BatchPartStats
+from steadystep.records import BatchPartStats, InputStats
 
 TOO_SHORT = 50
 """Updates: of a run of fewer nothing is said."""
 JUDGED_AFTER = 100
 """Updates before a loss that stands at the level of a constant prediction counts."""
 _FEW = 16  # samples
+_RESCALED = 0.1  # of the size that inputs have in the batch
+_WIDER = 1.5  # times the standard deviation of the first targets
 _NEAR = 0.8  # of the loss of a constant prediction
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
@@ -114,6 +116,8 @@ def has_moving_targets(facts: Facts) -> bool:
     first, now = trail.first.target, trail.last.target
     if first.whole or first.rows < _FEW or not math.isnan(first.entropy) or first.name != now.name:
         return False
+    if min(first.std, now.std) > 0.0 and not 1.0 / _WIDER < now.std / first.std < _WIDER:
+        return True  # a curriculum
     return abs(now.mean - first.mean) > max(0.5, _SIGMAS / math.sqrt(first.rows)) * min(first.std, now.std) > 0.0
 
 
@@ -148,6 +152,14 @@ def target(facts: Facts) -> BatchPartStats | None:
         return next((part for part in (*parts, *heard) if part.name == name), None)
     found = [part for part in parts if plain(part.name) in _TARGETS]
     return found[0] if found else (parts[-1] if len(parts) > 1 else None)
+
+
+def raw_inputs_of(facts: Facts) -> InputStats | None:
+    """The inputs as the batches hold them; None where the model is given numbers of a much smaller size."""
+    inputs, last = facts.inputs, facts.measured.outputs.last
+    if inputs is None or last is None or math.isnan(last.input_rms):
+        return inputs
+    return None if last.input_rms < _RESCALED * max(abs(inputs.mean), inputs.std) else inputs
 
 
 def supervised(facts: Facts) -> bool:

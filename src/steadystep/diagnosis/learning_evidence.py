@@ -8,7 +8,7 @@ from typing import final
 
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import Facts, Occurrences, guessing, names, told
-from steadystep.diagnosis.learning import is_policy, progress
+from steadystep.diagnosis.learning import is_policy, learns, progress, stuck
 from steadystep.diagnosis.measured import is_bias
 from steadystep.records import DetectorName
 
@@ -17,6 +17,7 @@ _USUAL_UPDATE, _NOTICEABLE_UPDATE = 3e-4, 1e-2
 # Fine-tuning with Adam at 5e-7 changes weights by 2e-5 a step, and by more than a hundredth in a whole run.
 _TINY_UPDATE, _TINY_JOURNEY = 1e-5, 0.01
 _LONG = 200  # updates
+_RARE = 0.05  # of the updates
 _KNOWN = frozenset(
     {
         *(DetectorName.EARLY_DIVERGENCE, DetectorName.CONSTANT_PREDICTION, DetectorName.NON_FINITE),
@@ -79,7 +80,7 @@ def carries_over(facts: Facts) -> str:
     loop = facts.measured.loop
     if not loop.never_clears or facts.opposed:  # why: the loss of one network leaves gradients in the other
         return ""
-    if _skips(facts):  # an optimizer that takes a step at every n-th call, and accumulates meanwhile
+    if _skips(facts) or (loop.clears_often and learns(facts)):  # steps of accumulation, with an update at each of them
         return ""
     total = loop.carried + loop.renewed
     return f"after {loop.carried} of {total} updates the next backward pass was added to gradients that had been used"
@@ -90,6 +91,13 @@ def clears(facts: Facts) -> str:
     loop = facts.measured.loop
     known = loop.renewed >= max(4, 0.9 * facts.trace.num_updates) and not loop.carried
     return "gradients are cleared after each update" if known else ""
+
+
+def lost_moments(facts: Facts) -> str:
+    """Moments that were cleared, unless that was rare and the run has got over it."""
+    seen = facts.warned.get(DetectorName.LOST_MOMENTS)
+    rare = seen is None or max(seen.count, facts.measured.loop.emptied) < _RARE * facts.trace.num_updates
+    return "" if rare and learns(facts) else _told(seen)
 
 
 def forgets(facts: Facts) -> str:
@@ -261,6 +269,20 @@ def drowned(facts: Facts) -> str:
     if not 0.0 < curve.late <= curve.noise or ratio is None or not _NOTICEABLE_UPDATE <= ratio < _LARGE_UPDATE:
         return ""
     return f"losses of consecutive steps differ by {curve.noise / curve.late:.0%} of their level, which does not fall"
+
+
+def always_zero(facts: Facts) -> str:
+    """Weights whose gradient is zero at every probe of a run that has learned nothing: cut off, not faded or dead."""
+    seen, probe, kept = facts.measured, facts.probe, facts.structure
+    if probe is None or not seen.updated or stuck(facts) is None or kept.half or kept.coarse or dead_layer(facts):
+        return ""
+    known = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
+    moves = {n: update / weight for n, weight, update in known if weight > 0.0 and not is_bias(n)}
+    still = [n for n in moves if n in seen.touched and n not in seen.updated and n not in kept.rate_zero]
+    others = [move for n, move in moves.items() if n in seen.updated] or [0.0]
+    if 3 * len(still) < len(moves) or min(others) < 0.01 * max(others) or DetectorName.DEAD_UNITS in facts.warned:
+        return ""
+    return f"{len(still)} of {len(moves)} weights have a gradient that is always zero ({names(still)})"
 
 
 def unexplained(facts: Facts) -> str:

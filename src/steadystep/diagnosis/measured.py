@@ -134,9 +134,14 @@ class LoopHabits:
         return self.carried > max(self.renewed, 4)
 
     @property
+    def clears_often(self) -> bool:
+        """After one update of eight at least."""
+        return 7 * self.renewed >= self.carried
+
+    @property
     def forgets(self) -> bool:
-        """The optimizer begins anew after most updates."""
-        return self.emptied > 0.5 * (self.carried + self.renewed) > 2.0
+        """The optimizer begins anew so often that its moments never build up."""
+        return self.emptied > max(0.1 * (self.carried + self.renewed), 2.0)
 
 
 @final

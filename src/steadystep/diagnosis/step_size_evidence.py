@@ -4,6 +4,7 @@ import math
 
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts, guessing, names, told
+from steadystep.diagnosis.learning import raw_inputs_of
 from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
 from steadystep.records import DetectorName
 
@@ -143,7 +144,7 @@ _BROKEN = (Cause.NON_FINITE_LOSS, Cause.NON_FINITE_GRADIENT, Cause.FORWARD_OVERF
 
 def large_inputs(facts: Facts) -> str:
     """Inputs far from unit scale."""
-    inputs = facts.inputs
+    inputs = raw_inputs_of(facts)
     if inputs is None or max(abs(inputs.mean), inputs.std) < 20.0:
         return ""
     return f"inputs have mean {inputs.mean:.3g}, standard deviation {inputs.std:.3g} and maximum {inputs.largest:.3g}"
@@ -151,7 +152,7 @@ def large_inputs(facts: Facts) -> str:
 
 def uneven_inputs(facts: Facts) -> str:
     """Features of very different scale."""
-    inputs = facts.inputs
+    inputs = raw_inputs_of(facts)
     if inputs is None or inputs.scale_spread < 1e3 or inputs.largest < 20.0:
         return ""
     return f"the largest scale of an input feature is {inputs.scale_spread:.3g} times the smallest"

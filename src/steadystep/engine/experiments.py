@@ -50,7 +50,10 @@ def examine_guarded(
         under_precision.plain = compute  # type: ignore[attr-defined]
     history = parts.run_history
     facts, seen = history.facts(), history.diagnose()
-    known = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
+    known: dict[str, Any] = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
+    # why not while it rises: a warmup has not come to the full rate yet
+    if (rates := facts.trace.lrs) and max(rates) > rates[-1]:
+        known["largest_rate"] = max(rates)
     done = examine(model, optimizer, under_precision, batches, **{**known, **options})
     story = told_together(facts, seen, done)
     parts.progress.examined = parts.progress.attempts, story
@@ -149,9 +152,16 @@ def credible(
         return kept or [seen]
     if not judged or (NOT_JUDGED in seen.evidence and not known):  # trials go by the level of the loss as well
         tried = [d for d in tried if (d.fault or d.cause) in _OF_STRUCTURE]
+    if NOT_JUDGED not in seen.evidence:  # why: short trials do not refute a fall that a long run has shown
+        tried = [d for d in tried if d.fault or d.cause != Cause.NO_LEARNING]
     if learned:
         tried = [d for d in tried if (d.fault or d.cause) not in _NOT_WHERE_IT_LEARNED or _is_compared(d)]
     return tried or [seen]
+
+
+def _goes_before(seen: Diagnosis, tried: Diagnosis) -> bool:
+    """Whether what was seen comes before a comparison: not what was concluded for want of another reason."""
+    return _is_compared(tried) and seen.fault not in _WEAK
 
 
 def _is_compared(found: Diagnosis) -> bool:
@@ -190,7 +200,7 @@ def one_story(
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
-    first = [d for d in others if unknown or d.cause + d.fault in sure or _is_compared(tried[0])]
+    first = [d for d in others if unknown or d.cause + d.fault in sure or _goes_before(d, tried[0])]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]

@@ -6,6 +6,7 @@ under the current and the best remembered weights, and eight more to confirm.
 """
 
 import math
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
@@ -32,14 +33,19 @@ _APART = 100_003  # between the seeds of two samples
 _SEED = 12  # of every look at the current policy
 _FALLEN, _HEALED = 0.3, 0.15  # of what was gained
 _AGAIN = 0.1  # the same after a rollback, or where a detector has seen a cause
-_SURE = 4.0  # standard errors of the difference to the best level
-_PROBATION = 500  # steps after a rollback
+_SURE, _LIKELY = 4.0, 2.0  # standard errors of the difference to the best level; likely is enough for an alert
+_PROBATION = 500  # steps after a rollback or a cause, in which a fall counts sooner
+_WATCHED = 60  # steps from there, in which looks are as close as they get
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
-_SAID_AFTER, _HALF, _SAID_LATER = 4, 0.45, 10  # steps that a fall has to last: of nearly half of the gain, of less
-_ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 120}
-"""The same before it is undone. Greedy values fall and recover by themselves."""
-_HEALING = 0.25  # of what was lost
+_HALF = 0.45  # of what was gained, nearly
+_SAID_AFTER = {"falling": 2, "half": 4, "less": 10}
+"""Steps that a fall has to last, by what is lost: most of the gain and falling further, nearly half, less."""
+_MOST = 0.7  # of what was gained
+_ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 40}
+"""The same before it is undone. Greedy values fall and recover by themselves,"""
+_SETTLED = 30  # unless they have been at rest for so many looks
+_HEALING, _RISING = 0.25, 0.1  # of what was lost: on the way back, and perhaps so
 _POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
 
 Scores = Sequence[Sequence[float]]
@@ -79,6 +85,8 @@ class PolicyTrial:
         self._acted: list[int] = []
         self._warned: dict[str, int] = {}
         """The last step at which a detector warned of a cause: a grader, a sampler, ratios, values."""
+        self._since = sys.maxsize
+        """When a fall began that was said: dips in the time after it are not usual."""
         self._seen: set[str] = set()
         """Names of metrics."""
 
@@ -105,7 +113,8 @@ class PolicyTrial:
             suspected = None  # a note that is repeated with every reading
         if (suspected is None and step < self.due) or signals.counterfactual is not None:
             return signals, found
-        self.due = step + (controls.every or 10 * ROLLOUTS)
+        every = controls.every or 10 * ROLLOUTS
+        self.due = step + (min(every, _SOONEST) if self._alert(step, _WATCHED) else every)
         self._seen |= policy_metrics(signals).keys()
         scores: Scores | None = yield Ask("scores", count=_SEED, rollouts=1)
         if scores is None:
@@ -122,16 +131,21 @@ class PolicyTrial:
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
             return signals, tuple(map(self._unproved, found))
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
-        fall = 0.0 if scores is None else series.fall(scores[0], _AGAIN if self._alert(step) else _FALLEN)
-        if scores is None or fall < _SURE:
+        share, sure = (_AGAIN, _LIKELY) if self._alert(step) else (_FALLEN, _SURE)
+        if scores is None or series.fall(scores[0], share) < sure:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        half = fmean(scores[0]) < series.best - _HALF * series.gained
-        if step - self._fell[0] < (_SAID_AFTER if half else _SAID_LATER) and not self._alert(step):
+        if step - self._fell[0] < self._said_after(series, fmean(scores[0])) and not self._alert(step):
             self.due = step + _SOONEST
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
+
+    def _said_after(self, series: EarnedSeries, now: float) -> int:
+        """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
+        lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
+        falling = lost > _MOST and further > _AGAIN * series.gained
+        return _SAID_AFTER["falling" if falling else "half" if lost > _HALF else "less"]
 
     def _fallen(
         self,
@@ -143,16 +157,15 @@ class PolicyTrial:
         now: float,
     ) -> Generator[Ask, Any, tuple[Signals, tuple[Finding, ...]]]:
         """Rollouts earn less than they did: say so, and act where the best state is proved better."""
-        rest, lasts = (
-            tuple(f for f in found if f.detector != DetectorName.REWARD_COLLAPSE),
-            self._lasts(signals, now, series.best),
-        )
-        rested = self._rested(series, signals.step)
-        quiet = self._told or (self._only_values and not lasts) or not rested
+        rest = tuple(f for f in found if f.detector != DetectorName.REWARD_COLLAPSE)
+        lasts, unusual = self._lasts(signals, now, series), self._unusual(series, signals.step, now)
+        quiet = self._told or (self._greedy(series) and not lasts) or not unusual
         severity: Severity = "info" if quiet else "warn"
-        self._told = self._told or severity == "warn"
-        said = self._finding(signals, series, now, severity)
-        if not lasts or not rested or mode != "autopilot":
+        if severity == "warn":
+            self._told, self._since = True, self._before(signals.step if self._fell is None else self._fell[0])
+        said = replace(self._finding(signals, series, now, severity), where=self._causes(signals.step))
+        deep = self._alert(signals.step) or series.best - now > _HALF * series.gained
+        if not (lasts and unusual and deep) or mode != "autopilot":
             return signals, (*rest, said)
         held = self._best(series, states)
         tried = None if held is None else (yield from _better(signals, [held]))
@@ -167,30 +180,45 @@ class PolicyTrial:
         """The limits with the coefficients that may be raised."""
         return limits if self._controls is None else replace(limits, coefficients=self._controls.names)
 
-    @property
-    def _only_values(self) -> bool:
-        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY)
+    def _greedy(self, series: EarnedSeries) -> bool:
+        """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
+        fell = int(series.looks[-1][0]) if self._fell is None else self._fell[0]
+        settled = series.rest(self._before(fell)) >= _SETTLED
+        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY) and not settled
 
     @property
     def _suspicious(self) -> float:
         return 0.8 * _AGAIN if self._acted or self._warned else SUSPECTED
 
-    def _alert(self, step: int) -> bool:
+    def _alert(self, step: int, within: int = _PROBATION) -> bool:
         """Whether a policy was rolled back or a cause was seen not long ago."""
-        return any(step - at <= _PROBATION for at in (*self._acted, *self._warned.values()))
+        return any(step - at <= within for at in (*self._acted, *self._warned.values()))
 
-    def _rested(self, series: EarnedSeries, step: int) -> bool:
-        """Whether it fell from rest, or falls again: a policy that still learns falls, and recovers by itself."""
-        since = step if self._fell is None else self._fell[0]
-        return any(step - at <= _PROBATION for at in self._acted) or series.rested(since)
+    def _causes(self, step: int) -> tuple[str, ...]:
+        """Detectors that warned not long ago."""
+        return tuple(name for name, at in self._warned.items() if step - at <= _PROBATION)
 
-    def _lasts(self, signals: Signals, now: float, best: float) -> bool:
+    def _unusual(self, series: EarnedSeries, step: int, now: float) -> bool:
+        """Whether policies do not fall like this by themselves: one that still learns falls and recovers, some often.
+
+        A fall with a cause, or after a rollback, is taken at its word.
+        """
+        since, level = self._fell or (step, now)
+        before = self._before(since)
+        waited = step - since >= series.patience(before) and now - level <= _RISING * (series.best - level)
+        return self._alert(step) or (waited and series.best - now > series.usual_dip(before))
+
+    def _before(self, since: int) -> int:
+        """The end of what was usual: that of a fall that was said not long before."""
+        return self._since if 0 <= since - self._since <= _PROBATION else since
+
+    def _lasts(self, signals: Signals, now: float, series: EarnedSeries) -> bool:
         """Whether it has been down for long enough, and is not on its way back."""
         (since, level), step = self._fell or (signals.step, now), signals.step
-        caused = any(step - at <= _PROBATION for at in self._warned.values())
-        kind = ("diverging" if caused else "values") if self._only_values else "cause" if caused else "policy"
+        caused = bool(self._causes(step))
+        kind = ("diverging" if caused else "values") if self._greedy(series) else "cause" if caused else "policy"
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
-        return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (best - level)
+        return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (series.best - level)
 
     def _unproved(self, finding: Finding) -> Finding:
         """A fall of the reward that rollouts do not show is a note."""
@@ -203,7 +231,8 @@ class PolicyTrial:
         jumped = finding.detector == DetectorName.REWARD_HACKING and finding.severity == "info" and finding.where
         since = finding.step if finding.since is None else finding.since
         span = [score for at, score in series.looks if at >= since - 5]
-        if not jumped or max(span) - min(span) > max(0.15 * series.gained, 3.0 * series.noise):
+        moved, visible = max(span) - min(span), 3.0 * series.noise
+        if not jumped or moved > max(SUSPECTED * series.gained, visible) or visible > _FALLEN * series.gained:
             return finding
         what = f"{finding.what}; rollouts earn {span[-1]:.3g} as before: the grader or the prompts have changed"
         return replace(finding, severity="warn", what=what)

@@ -49,6 +49,8 @@ class Examination:
     """Taken by all trials together, and undone."""
     seconds: float
     """What it took."""
+    skipped: tuple[str, ...] = ()
+    """What could not be measured with this job, and the error."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a program."""
@@ -58,10 +60,12 @@ class Examination:
             "repeatable": self.repeatable,
             "num_updates": self.num_updates,
             "seconds": round(self.seconds, 3),
+            "skipped": list(self.skipped),
         }
 
     def __str__(self) -> str:
         odd = [] if self.repeatable else [_NOT_REPEATABLE]
+        odd += [f"not measured: {what}" for what in self.skipped]
         return "\n".join([*_told(self.causes), "", *_table(self.trials), "", *odd, self._cost])
 
     @property
@@ -106,6 +110,7 @@ def examine(
     max_seconds: float = 60.0,
     seed: int = 0,
     num_updates: int = 0,
+    largest_rate: float = math.inf,
     progress: Callable[[str], None] | None = None,
 ) -> Examination:
     """Run short experiments from the present state and return the likeliest cause with a repair that was tried.
@@ -125,6 +130,7 @@ def examine(
         max_seconds: no further trial begins after this time.
         seed: of dropout and the like inside the trials.
         num_updates: that the job has made already. Of one that has made some, its present loss counts.
+        largest_rate: the largest learning rate of those updates, where it is known: trials begin from it at most.
         progress: called with a line before each trial.
 
     >>> _ = torch.manual_seed(0)
@@ -137,27 +143,26 @@ def examine(
     if num_steps < 10 or num_batches < 1:
         raise ConfigError(f"num_steps = {num_steps}, num_batches = {num_batches}: at least 10 steps and 1 batch")
     began = time.monotonic()  # why a clock: it bounds the cost, and decides nothing about a run
-    with _random_numbers_back(batches):
-        kept = _kept(iter(batches), num_batches, most=_MOST_BATCHES if num_updates else 0)
     bench = Workbench(
         model,
         optimizer,
         loss,
-        kept,
+        _taken(batches, num_batches, most=_MOST_BATCHES if num_updates else 0),
         num_steps=num_steps,
         max_grad_norm=max_grad_norm,
         seed=seed,
         in_time=lambda: time.monotonic() - began < max_seconds,
         updated=num_updates,
+        largest_rate=largest_rate,
     )
     experiments = Experiments(bench, scheduler, progress or (lambda line: None))
-    causes = tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run())
     return Examination(
-        causes=causes,
+        causes=tuple(replace(found, cause=str(found.cause), fault=str(found.fault)) for found in experiments.run()),
         trials=tuple(experiments.trials),
         repeatable=bench.repeats(),
         num_updates=bench.num_updates,
         seconds=time.monotonic() - began,
+        skipped=tuple(f"{what} ({error})" for what, error in experiments.attempt.failed.items()),
     )
 
 
@@ -173,6 +178,12 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
             state.restore()
         for back in own:
             back()
+
+
+def _taken(batches: Iterable[Any], number: int, *, most: int) -> list[Any]:
+    """Batches of a loader, whose random numbers are put back."""
+    with _random_numbers_back(batches):
+        return _kept(iter(batches), number, most=most)
 
 
 def _kept(batches: Iterator[Any], number: int, most: int = 0) -> list[Any]:

@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable, Container, Iterator
 
 import torch
+from torch import Tensor
 
+from steadystep._utils import Attempts
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
-from steadystep.examination.observation import CLASSES, Observation, links, targets_of
+from steadystep.examination.observation import CLASSES, Observation, targets_of
 from steadystep.examination.output_checks import OUTPUT_CHECKS, no_learning, softmax_axis
-from steadystep.examination.passes import num_rows, over_batches
+from steadystep.examination.passes import links, num_rows, over_batches
 from steadystep.records import Diagnosis
 
 _MOST, _MANY = 0.9, 0.3
@@ -19,10 +21,10 @@ _ROUNDED, _NOISY = 0.5, 0.05
 Check = Callable[[Observation], Diagnosis | None]
 
 
-def faults_of(observation: Observation) -> Iterator[Diagnosis]:
+def faults_of(observation: Observation, attempt: Attempts) -> Iterator[Diagnosis]:
     """Every mistake that shows, the surest first."""
     for check in _CHECKS:
-        found = check(observation)
+        found = attempt(None, check, observation)
         if found is not None:
             yield found
 
@@ -149,7 +151,8 @@ def partly_reached(o: Observation, unreached: Container[str]) -> Diagnosis | Non
 
 
 def _half_precision(o: Observation) -> Diagnosis | None:
-    half = o.parameters.half_precision
+    p = o.parameters
+    half = p.half_precision if p.rounds_eps or p.rounded > _ROUNDED or not o.is_finite else ()
     if o.rounding is not None and o.rounding > _NOISY:
         return Diagnosis(
             cause=Cause.GRADIENT_UNDERFLOW,
@@ -157,7 +160,7 @@ def _half_precision(o: Observation) -> Diagnosis | None:
             evidence=f"in double precision the loss of a batch is {o.rounding:.0%} off: its digits cancel out",
             advice="look for differences of nearly equal numbers (a tiny step, E[x²] - E[x]²), or use float64",
         )
-    if not half and o.parameters.rounded > _ROUNDED:
+    if not half and p.rounded > _ROUNDED:
         return Diagnosis(
             cause=Cause.GRADIENT_UNDERFLOW,
             fault=Fault.PRECISION,
@@ -248,13 +251,18 @@ def _constant_inputs(o: Observation) -> Diagnosis | None:
     )
 
 
+def _are_places(tensor: Tensor) -> bool:
+    """Coordinates: a network that is fitted to one image or one domain sees all of it in every step."""
+    return tensor.is_floating_point() and tensor.dim() == 2 and tensor.shape[1] < 4
+
+
 def _same_batch(o: Observation) -> Diagnosis | None:
     first = [t for _, t in tensors_in(o.batches[0])]
     if len(o.batches) < 3 or not o.rounds or o.is_solved:
         return None
     # why a power of two: batches that are the whole dataset are the same as well, and are rarely so large to the sample
     size = num_rows(first[0]) if first else 0
-    if size < 4 or size & (size - 1) or o.is_graph:
+    if size < 4 or size & (size - 1) or o.is_graph or _are_places(first[0]):
         return None
     return Diagnosis(
         cause=Cause.REPEATED_BATCH,

@@ -30,6 +30,7 @@ _NEARLY = 0.7  # of the best gain: then a more particular repair comes first
 _SMALL_BATCH = 8
 _LONGER = 5
 _TRAINED = 50  # updates after which the present loss counts
+_HARDLY = 0.8  # of the loss of a constant prediction
 _SURELY = 0.6  # of what the first draw showed
 
 
@@ -116,7 +117,7 @@ class RepairComparison:
         self._bench, self._run, self._o, self._base, self._fresh = bench, trial, o, base, fresh
         self._steps = _LONGER * bench.num_steps
         self._last: Trial | None = None
-        self._has_room = True
+        self._has_room, self._has_hardly_learned = True, True
 
     def causes(
         self, trivial: float | None, longer: Trial | None, worn: Callable[[Trial, Trial], Diagnosis]
@@ -136,6 +137,7 @@ class RepairComparison:
         if not math.isfinite(level) or self._o.is_adversarial:
             return
         self._has_room = ROOM * level < reached < 3.0 * level
+        self._has_hardly_learned = reached > _HARDLY * level  # why: one that has learned is slow, and not wrong
         if not self._has_room and len(self._o.calls) != 1:
             return
         again = self._run(
@@ -176,7 +178,8 @@ class RepairComparison:
             large = repair.name == "large-batches" and o.passes[0].num_samples > _SMALL_BATCH
             if not large and not repair.name.startswith("lr") and repair.name != "no-dropout":
                 yield replace(repair, fresh=True)
-        for rates in (slower(), faster(factors=(10.0, 100.0))) if self._has_room else ():
+        rates_tried = (slower(), faster(factors=(10.0, 100.0)) if self._has_hardly_learned else ())
+        for rates in rates_tried if self._has_room else ():
             for repair in rates:
                 yield replace(repair, fresh=True)
                 if not self._last or not self._last.end < again.end:  # farther off it will not be better

@@ -13,7 +13,12 @@ from steadystep.examination.workbench import Prepare, Workbench
 from steadystep.signals.activations import evenly_chosen
 
 _MOST_CLASSES, _FEW = 32, 6
+_CERTAIN = 15.0  # the size of logits
 _MOST_PLACES = 12  # positions of a sequence that are changed one by one
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def by_sample(output: Tensor | None, size: int) -> Tensor | None:
@@ -63,12 +68,12 @@ def _differs(tensor: Tensor) -> bool:
 
 def depends_on_content(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
     """The same for sequences of ids whose padding stays where it is: only which ids there are changes."""
-    ids = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]
+    ids = [t for t in seen.inputs.values() if t.dim() == 2 and _is_whole(t) and t.shape[1] > 3]
     if not ids or seen.num_samples < 2 or not bool((ids[0] == 0).any()):  # sync: examined
         return None
 
     def others(tensor: Tensor) -> Tensor:
-        if tensor.dim() != 2 or tensor.is_floating_point():
+        if tensor.dim() != 2 or not _is_whole(tensor):
             return tensor
         kept = tensor[tensor != 0]
         other = tensor.clone()
@@ -163,7 +168,7 @@ def _others_turned(tensor: Tensor, place: int) -> Tensor:
 
 def depends_on_later(bench: Workbench, batch: Any, seen: Pass) -> float | None:
     """By how much the first outputs of a sequence change with its later inputs, of the outputs' spread."""
-    sequences = [t for t in seen.inputs.values() if t.dim() == 2 and not t.is_floating_point() and t.shape[1] > 3]
+    sequences = [t for t in seen.inputs.values() if t.dim() == 2 and _is_whole(t) and t.shape[1] > 3]
     if not sequences or seen.num_samples < 2:
         return None
     length = sequences[0].shape[1]
@@ -202,12 +207,15 @@ def share_of_own_target(bench: Workbench, batch: Any, seen: Pass) -> float | Non
 def deaf_classes(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[float, float] | None:
     """With newly drawn weights: the only class whose samples give a gradient, and one whose samples give none."""
     found = [t for t in seen.targets.values() if num_rows(t) == seen.num_samples]
-    whole = len(found) == 1 and (not found[0].is_floating_point() or bool((found[0] == found[0].round()).all()))
+    # why not boolean: a mask that picks samples leaves the others without a gradient as well
+    whole = len(found) == 1 and (_is_whole(found[0]) or _is_rounded(found[0])) and found[0].dtype is not torch.bool
     if not whole or len(torch.unique(found[0])) > _MOST_CLASSES:
         return None
     felt: dict[float, bool] = {}
     with bench.set_aside():
         prepare(bench.model, bench.optimizer)
+        if max((float(t.detach().abs().max()) for t in _outputs(bench, bench.batches[0])), default=0.0) > _CERTAIN:
+            return None  # why: outputs so large that a softmax is exactly 1 leave no gradient either
         for batch in bench.batches[:_FEW]:
             target = next(
                 (t for n, t in tensors_in(batch) if n in seen.targets and num_rows(t) == num_rows(found[0])), None
@@ -220,6 +228,10 @@ def deaf_classes(bench: Workbench, seen: Pass, prepare: Prepare) -> tuple[float,
                 felt[value] = felt.get(value, False) or bool((sizes[target == value] > 0).any())  # sync: examined
     loud, deaf = [v for v, is_felt in felt.items() if is_felt], [v for v, is_felt in felt.items() if not is_felt]
     return (loud[0], deaf[0]) if len(loud) == 1 and deaf else None
+
+
+def _is_rounded(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool((tensor == tensor.round()).all())  # sync: examined
 
 
 def _other_target(tensor: Tensor, place: int) -> Tensor:
@@ -236,7 +248,7 @@ def _other_target(tensor: Tensor, place: int) -> Tensor:
 
 def rewards_certainty(bench: Workbench, batch: Any, seen: Pass) -> bool:
     """Whether, with all advantages at zero, the loss of a policy still falls as its entropy does."""
-    actions = [t for t in seen.targets.values() if not t.is_floating_point() and num_rows(t) == seen.num_samples]
+    actions = [t for t in seen.targets.values() if _is_whole(t) and num_rows(t) == seen.num_samples]
     weights = [t for t in seen.targets.values() if t.is_floating_point() and t.dim() == 1]
     logits = [t for t in seen.outputs if t.dim() == 2 and t.shape[1] > 1 and num_rows(t) == seen.num_samples]
     if not actions or not weights or not logits or seen.calls:

@@ -7,6 +7,7 @@ from typing import final
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep._utils import Attempts
 from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.facts import names
@@ -47,34 +48,37 @@ class Experiments:
         self._bench, self._progress = bench, progress
         self._scheduler = scheduler
         self.trials: list[Trial] = []
+        self.attempt = Attempts()
 
     def run(self) -> tuple[Diagnosis, ...]:
         """Everything, from the first look to the causes."""
         self._progress("observing a few passes")
-        observation = observe_program(self._bench, self._scheduler)
-        found = list(faults_of(observation))
+        observation = observe_program(self._bench, self._scheduler, self.attempt)
+        found = list(faults_of(observation, self.attempt))
         seen = observation.passes[0]
         base = self._trial(
             "as-is",
             "as it is",
             Variation(),
-            at_end=lambda: spread_of_outputs(self._bench, self._bench.batches[0], seen),
+            at_end=lambda: self.attempt(None, spread_of_outputs, self._bench, self._bench.batches[0], seen),
         )
         if found:
             return tuple(found)
         if not self._bench.in_time():
             return (Diagnosis(evidence=f"out of time after single passes, which show no fault; {base}"),)
+        unknown = Diagnosis(evidence=f"single passes show no fault, and not all trials could be made; {base}")
+        return self.attempt((unknown,), self._explained, observation, base)
+
+    def _explained(self, o: Observation, base: Trial) -> tuple[Diagnosis, ...]:
         fresh = self._trial("fresh", "with new weights", Variation(prepare=restart))
         # why with new weights too: a part that has died gets no gradient either, and is a matter of trials
-        unreached = partly_reached(observation, set(base.still) - observation.reached_fresh)
+        unreached = partly_reached(o, set(base.still) - o.reached_fresh)
         if unreached is not None:
-            return tuple(suspects(observation)) if observation.ignored else (unreached,)
-        collapsed = _collapsed(observation, base, fresh)
-        if collapsed is not None:
-            return (collapsed,)
-        if observation.is_adversarial:
-            return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
-        return self._judged(observation, base, fresh)
+            return tuple(suspects(o)) if o.ignored else (unreached,)
+        collapsed = _collapsed(o, base, fresh)
+        if collapsed is not None or not o.is_adversarial:
+            return self._judged(o, base, fresh) if collapsed is None else (collapsed,)
+        return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
 
     def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
         trivial = trivial_loss(o)
@@ -159,10 +163,9 @@ class Experiments:
         self, o: Observation, base: Trial, fresh: Trial, trivial: float | None, *, knows: bool, learns: bool
     ) -> Iterator[tuple[Repair, Trial]]:
         """Repairs that end clearly below where the run is and below what the run does by itself, the best first."""
-        worked = []
-        margin = _FAR if knows or learns else _CLEARLY
+        worked, margin = [], _FAR if knows or learns else _CLEARLY
         # a run that has learned nothing stands at the level of a guess, however high it began
-        level = math.inf if knows or learns or not base.end > 0 else base.end
+        level = math.inf if knows or learns or not base.end > 0 else min(base.end, trivial or math.inf)
         hardly = trivial is not None and base.start > _KNOWS * trivial
         frozen = o.parameters.frozen if hardly or not knows else ()
         for repair in repairs(self._bench, o.passes[0], o.parameters.not_in_optimizer, frozen):
@@ -185,17 +188,18 @@ class Experiments:
                 if helps and repair.eases:
                     now = present_loss(self._bench, repair)
                     helps = trial.end < now - margin * abs(now)
-                # a loss far above that of a constant is no success, however high it was before
-                helps = helps and (repair.rescaled or trivial is None or trial.end < _ABOVE * trivial)
+                # far above the loss of a constant is no success, and to come down to it says nothing about a rate
+                most = 1.0 if repair.name.startswith("lr") else _ABOVE
+                helps = helps and (repair.rescaled or trivial is None or trial.end < most * trivial)
                 worked += [(repair, trial)] if helps else []
         best: dict[str, tuple[Repair, Trial]] = {}
         for repair, trial in worked:
             kind = repair.cause + repair.fault
             if kind not in best or trial.gain > best[kind][1].gain:
                 best[kind] = (repair, trial)
-        most = max((trial.gain for _, trial in best.values()), default=0.0)
+        top = max((trial.gain for _, trial in best.values()), default=0.0)
         # why in their order: a rate that helps may only make up for what a more particular repair removes
-        return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * most))
+        return iter(sorted(best.values(), key=lambda pair: not pair[0].particular and pair[1].gain < _HARDLY * top))
 
     def _moved(self, o: Observation, base: Trial, trivial: float) -> tuple[Diagnosis, ...]:
         """What targets that are one position off show when they are moved."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from steadystep._utils import Attempts
 from steadystep._utils.tree import tensors_in
 from steadystep.diagnosis.facts import names
 from steadystep.diagnosis.learning import base_of
@@ -34,7 +35,7 @@ from steadystep.examination.parameters import (
     restart,
     rounding_of,
 )
-from steadystep.examination.passes import Pass, num_rows, observe_passes, over_batches
+from steadystep.examination.passes import Pass, links, num_rows, observe_passes, over_batches
 from steadystep.examination.workbench import Workbench
 from steadystep.signals.activations import Activations
 from steadystep.signals.batch_stats import PartStats
@@ -87,9 +88,16 @@ class Observation:
     saturated: dict[str, float]
 
     @property
+    def is_finite(self) -> bool:
+        """All losses and gradients are numbers."""
+        return all(map(math.isfinite, (*(seen.loss for seen in self.passes), *self.parameters.norms.values())))
+
+    @property
     def is_graph(self) -> bool:
-        """Samples are meant to depend on each other: the batch has edges or an adjacency matrix."""
-        return any(links(tensor) for _, tensor in tensors_in(self.batches[0]))
+        """Samples are meant to depend on each other: batch or model have edges or an adjacency matrix."""
+        seen = self.passes[0]
+        held = [t for module in seen.modules for t in module.buffers() if t.dim() and len(t) == seen.num_samples]
+        return any(links(tensor) for tensor in (*(t for _, t in tensors_in(self.batches[0])), *held))
 
     @property
     def is_adversarial(self) -> bool:
@@ -126,20 +134,6 @@ class Observation:
     def calls(self) -> list[LossCall]:
         """Of the first pass."""
         return list(self.passes[0].calls)
-
-
-def links(tensor: Tensor) -> bool:
-    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
-    if tensor.layout is not torch.strided:
-        return True
-    if tensor.dim() != 2 or tensor.shape[1] <= 4:
-        return False
-    if tensor.shape[0] == tensor.shape[1]:
-        sums = tensor.sum(1)
-        return bool(
-            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
-        )  # sync: examined
-    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
 
 
 def targets_of(o: Observation) -> Tensor | None:
@@ -188,39 +182,45 @@ def _factor(passes: Sequence[Pass]) -> float | None:
     return usual if usual > 0.0 and all(abs(f - usual) <= 1e-3 * usual for f in found) else None
 
 
-def observe_program(bench: Workbench, scheduler: LRScheduler | None) -> Observation:
+def observe_program(bench: Workbench, scheduler: LRScheduler | None, attempt: Attempts) -> Observation:
     """Run a few passes, and put everything back."""
-    batch = bench.batches[0]
-    passes = observe_passes(bench)
+    batch, passes = bench.batches[0], observe_passes(bench)
     seen = passes[0]
-    watch = Activations(bench.model)
-    with bench.set_aside(), watch.watching(), torch.no_grad():
-        bench.loss(batch)
-    dead, saturated = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+    dead, saturated = attempt((dict[str, float](), dict[str, float]()), _activations, bench, batch)
     return Observation(
         passes=passes,
         parameters=observe_parameters(bench),
         batches=bench.every,
-        rates=next_rates(bench, scheduler),
-        on_input=depends_on_input(bench, batch, seen),
-        on_input_fresh=depends_on_input(bench, batch, seen, prepare=restart),
-        spread=spread_of_outputs(bench, batch, seen),
-        spread_fresh=spread_of_outputs(bench, batch, seen, prepare=restart),
-        on_neighbors=depends_on_neighbors(bench, batch, seen),
-        on_later=depends_on_later(bench, batch, seen),
-        own_target=share_of_own_target(bench, batch, seen),
-        certainty=rewards_certainty(bench, batch, seen),
-        on_content=depends_on_content(bench, batch, seen, prepare=restart),
-        blocked=blocked_positions(bench, batch, seen),
-        alike=share_alike(bench, batch, seen, prepare=restart),
-        ignored=ignored_inputs(bench, seen, prepare=restart),
-        copied=_copied(passes),
-        deaf=deaf_classes(bench, seen, prepare=restart),
-        rounding=rounding_of(bench, batch),
-        reached_fresh=reached(bench, prepare=restart),
-        dead=dict(zip(watch.modules, dead, strict=False)),
-        saturated=dict(zip(watch.modules, saturated, strict=False)),
+        rates=attempt(None, next_rates, bench, scheduler),
+        on_input=attempt(None, depends_on_input, bench, batch, seen),
+        on_input_fresh=attempt(None, depends_on_input, bench, batch, seen, prepare=restart),
+        spread=attempt(None, spread_of_outputs, bench, batch, seen),
+        spread_fresh=attempt(None, spread_of_outputs, bench, batch, seen, prepare=restart),
+        on_neighbors=attempt(None, depends_on_neighbors, bench, batch, seen),
+        on_later=attempt(None, depends_on_later, bench, batch, seen),
+        own_target=attempt(None, share_of_own_target, bench, batch, seen),
+        certainty=attempt(False, rewards_certainty, bench, batch, seen),
+        on_content=attempt(None, depends_on_content, bench, batch, seen, prepare=restart),
+        blocked=attempt(None, blocked_positions, bench, batch, seen),
+        alike=attempt(None, share_alike, bench, batch, seen, prepare=restart),
+        ignored=attempt((), ignored_inputs, bench, seen, prepare=restart),
+        copied=attempt("", _copied, passes),
+        deaf=attempt(None, deaf_classes, bench, seen, prepare=restart),
+        rounding=attempt(None, rounding_of, bench, batch),
+        reached_fresh=attempt(frozenset(), reached, bench, prepare=restart),
+        dead=dead,
+        saturated=saturated,
     )
+
+
+def _activations(bench: Workbench, batch: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of dead and of saturated units of each module."""
+    watch = Activations(bench.model)
+    with bench.set_aside(), watch.watching(), torch.no_grad():
+        bench.loss(batch)
+    found = watch.read([float(v) for t in watch.pending() for v in t.tolist()])  # sync: examined
+    dead, saturated = (dict(zip(watch.modules, shares, strict=False)) for shares in found)
+    return dead, saturated
 
 
 def _copied(passes: Sequence[Pass]) -> str:

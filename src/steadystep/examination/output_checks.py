@@ -176,6 +176,12 @@ def _neighbors(o: Observation) -> Diagnosis | None:
     )
 
 
+def _cut(o: Observation) -> bool:
+    """Many parameters get no gradient, with newly drawn weights either: that comes first."""
+    missing = [name for name in o.parameters.no_gradient if name not in o.reached_fresh]
+    return len(missing) > _MOSTLY * len(o.parameters.sizes) - 1 > 0
+
+
 def _blind(o: Observation) -> Diagnosis | None:
     if o.on_content is not None and o.on_content < _SAME:
         return no_learning(
@@ -188,7 +194,13 @@ def _blind(o: Observation) -> Diagnosis | None:
     lifeless = lifeless or any(float(t.abs().mean()) > _RAW for t in inputs)  # sync: examined
     if lifeless or o.is_solved:  # inputs or weights far too large make all outputs alike, and trials tell which
         return None
-    if o.alike is not None and o.alike > _MOSTLY and not o.is_adversarial and o.on_input_fresh is not None:
+    if (
+        o.alike is not None
+        and o.alike > _MOSTLY
+        and not o.is_adversarial
+        and o.on_input_fresh is not None
+        and not _cut(o)
+    ):
         return no_learning(
             Fault.OUTPUT_INDEPENDENT_OF_INPUT,
             f"{o.alike:.0%} of the samples of a batch have the same output as the one before",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from steadystep._utils.tensors import norm_of, rms_of
 from steadystep._utils.tree import mapped
 from steadystep.examination.workbench import Prepare, Workbench
 from steadystep.signals.structure import untrained_heads
@@ -22,6 +23,7 @@ _MOST_PARTS = 10_000
 _BACKWARDS = 8
 _FUTURE = 200
 _TINY_LOSS = 1e-4
+_LEAST_HALF = 2.0**-25  # rounds to zero in float16
 
 
 @final
@@ -55,6 +57,9 @@ class Parameters:
     sizes: dict[str, float]
     """Root mean square of each weight."""
     half_precision: tuple[str, ...] = ()
+    """Names of the weights in float16."""
+    rounds_eps: bool = False
+    """The eps of the optimizer is zero in float16."""
     scheduled: bool = False
     """A schedule of torch has been attached to the optimizer."""
 
@@ -65,9 +70,8 @@ def observe_parameters(bench: Workbench) -> Parameters:
     named = dict(bench.model.named_parameters())
     names = {id(p): name for name, p in named.items()}
     trained = {name: p for name, p in named.items() if p.requires_grad}
-    norms = dict.fromkeys(trained, 0.0)
+    norms, heads = dict.fromkeys(trained, 0.0), tuple[str, ...]()
     leaves: dict[int, Tensor] = {}
-    heads: tuple[str, ...] = ()
     with bench.set_aside():
         for batch in bench.batches[:_BACKWARDS]:
             bench.optimizer.zero_grad()
@@ -80,7 +84,7 @@ def observe_parameters(bench: Workbench) -> Parameters:
                 torch.autograd.backward(loss)
             for name, p in trained.items():
                 if p.grad is not None:
-                    norms[name] = max(norms[name], _norm(p.grad))
+                    norms[name] = max(norms[name], norm_of(p.grad))
     outside = (_unregistered(bench.model) & leaves.keys()) - names.keys() - rates.keys()
     return Parameters(
         trainable=sum(p.numel() for p in trained.values()),
@@ -89,16 +93,17 @@ def observe_parameters(bench: Workbench) -> Parameters:
         not_in_optimizer=tuple(name for name, p in trained.items() if id(p) not in rates and norms[name] != 0.0),
         outside_model=len(outside),
         untrained_heads=heads,
-        equal=tuple(n for n, p in trained.items() if p.dim() > 1 and bool((p == p.flatten()[0]).all())),  # sync: once
+        equal=tuple(n for n, p in trained.items() if p.dim() > 1 and p.numel() and _is_one_number(p)),
         rounded=_rounded(bench),
         strangers=sum(key not in names and key not in leaves for key in rates),
         held=len(rates),
         rate_zero=tuple(name for name, p in trained.items() if rates.get(id(p)) == 0.0),
         no_gradient=tuple(name for name, p in trained.items() if norms[name] == 0.0 and id(p) in rates),
         norms=norms,
-        sizes={name: _rms(p) for name, p in trained.items()},
+        sizes={name: rms_of(p) for name, p in trained.items()},
         scheduled=any("initial_lr" in group for group in bench.optimizer.param_groups),
         half_precision=tuple(name for name, p in trained.items() if p.dtype == torch.float16),
+        rounds_eps=any(0.0 < group.get("eps", 0.0) < _LEAST_HALF for group in bench.optimizer.param_groups),
     )
 
 
@@ -140,7 +145,7 @@ def reached(bench: Workbench, prepare: Prepare) -> frozenset[str]:
         with suppress(RuntimeError):  # why: a loss without a graph
             torch.autograd.backward(bench.loss(bench.batches[0]))
         named = bench.model.named_parameters()
-        return frozenset(name for name, p in named if p.grad is not None and _norm(p.grad) != 0.0)
+        return frozenset(name for name, p in named if p.grad is not None and norm_of(p.grad) != 0.0)
 
 
 def next_rates(bench: Workbench, scheduler: LRScheduler | None) -> list[float] | None:
@@ -176,13 +181,8 @@ def leaves_of(loss: Tensor) -> Iterator[Tensor]:
         waiting.extend(parent for parent, _ in node.next_functions)
 
 
-def _norm(gradient: Tensor) -> float:
-    value = gradient.coalesce().values() if gradient.is_sparse else gradient
-    return float(value.detach().float().norm())  # sync: examined
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.detach().float().square().mean().sqrt())  # sync: examined
+def _is_one_number(tensor: Tensor) -> bool:
+    return bool((tensor == tensor.flatten()[0]).all())  # sync: once
 
 
 def thaw(model: nn.Module, optimizer: Optimizer, frozen: Sequence[str]) -> None:

@@ -44,6 +44,11 @@ class Pass:
         """By the first dimension of the inputs."""
         return max((num_rows(tensor) for tensor in self.inputs.values()), default=0)
 
+    @property
+    def unchanged(self) -> dict[str, Tensor]:
+        """Inputs that the model is given as they are in the batch: the loss does not scale them first."""
+        return {n: t for n, t in self.inputs.items() if any(_is_same(t, each) for each in self.given)}
+
     def with_inputs(self, batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """A batch of the same form with each input that has a row per sample changed."""
         return _replaced(batch, self.inputs, change)
@@ -146,14 +151,33 @@ def _observe(bench: Workbench, batch: Any, *, whole: bool) -> Pass:
 
 def _is_same(held: Tensor, given: Tensor) -> bool:
     """Whether the model was given this tensor: itself, a view, or a copy of another type."""
-    if held.data_ptr() == given.data_ptr():
+    if held is given or held.layout is not torch.strided or given.layout is not torch.strided or held.is_nested:
+        return held is given  # why: neither sparse nor ragged tensors have one place in memory
+    if held.data_ptr() == given.data_ptr() and held.numel() and given.numel():
         return True
-    return held.numel() == given.numel() and torch.equal(held.flatten().double(), given.flatten().double())
+    if held.numel() != given.numel():
+        return False
+    kind = torch.promote_types(held.dtype, given.dtype) if held.is_complex() or given.is_complex() else torch.float64
+    return torch.equal(held.flatten().to(kind), given.flatten().to(kind))
 
 
 def num_rows(tensor: Tensor) -> int:
     """How many samples, by the first dimension."""
-    return tensor.shape[0] if tensor.dim() else 0
+    return tensor.size(0) if tensor.dim() else 0  # why not the shape: tensors of ragged rows have none
+
+
+def links(tensor: Tensor) -> bool:
+    """Whether it says which samples belong together: sparse, a list of edges, or an adjacency matrix."""
+    if tensor.layout is not torch.strided:
+        return True
+    if tensor.dim() != 2 or tensor.shape[1] <= 4:
+        return False
+    if tensor.shape[0] == tensor.shape[1]:
+        sums = tensor.sum(1)
+        return bool(
+            (tensor == tensor.T).all() or ((tensor >= 0).all() and (sums - 1).abs().max() < 1e-3)
+        )  # sync: examined
+    return tensor.shape[0] == 2 and tensor.dtype == torch.int64
 
 
 def over_batches(passes: Sequence[Pass], pick: Callable[[Pass], Tensor | None]) -> Tensor | None:

@@ -215,7 +215,7 @@ def _without_dropout(model: nn.Module, _: Optimizer) -> None:
 
 
 def _data(bench: Workbench, seen: Pass) -> Iterator[Repair]:
-    scaling = Scaling.of(bench.batches, seen.inputs)
+    scaling = Scaling.of(bench.batches, seen.unchanged)
     if scaling is not None:
         yield Repair(
             name="scaled-inputs",

@@ -125,6 +125,7 @@ class Workbench:
         seed: int,
         in_time: Callable[[], bool] = lambda: True,
         updated: int = 0,
+        largest_rate: float = math.inf,
     ) -> None:
         if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
             raise MisuseError(
@@ -134,7 +135,7 @@ class Workbench:
             raise UnsupportedError(f"examine: {type(optimizer).__name__} needs a closure in step(), which trials lack")
         if not batches:
             raise MisuseError("examine needs at least one batch: give a loader, or a list of batches")
-        size = max((len(t) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
+        size = max((t.size(0) for _, t in tensors_in(batches[0]) if t.dim()), default=1) or 1
         held = min(max(_HELD, _HELD_SAMPLES // size), len(batches) // 3)
         self.model, self.optimizer, self._loss = model, optimizer, loss
         self._takes_gradients = False
@@ -145,9 +146,8 @@ class Workbench:
         self.num_steps = num_steps
         self.max_grad_norm = max_grad_norm
         self._seed, self.in_time = seed, in_time
-        self.updated = updated  # what the job had made before
-        self.num_updates = 0
-        """Taken by all trials together."""
+        self.updated, self._largest_rate = updated, largest_rate  # what the job had made before, and at most
+        self.num_updates = 0  # taken by all trials together
 
     def loss(self, batch: Any) -> Tensor:
         """What the user's function returns, if it is one real number."""
@@ -221,7 +221,7 @@ class Workbench:
         with self.set_aside():
             if variation.prepare is not None:
                 variation.prepare(self.model, self.optimizer)
-            _set_rates(self.optimizer, variation.lr_mult)
+            _set_rates(self.optimizer, variation.lr_mult, self._largest_rate)
             before = self.losses(self.held, variation.change, variation.loss)
             losses = tuple(self._train(variation, num_steps or self.num_steps))
             after = self.losses(self.held, variation.change, variation.loss)
@@ -242,8 +242,8 @@ class Workbench:
         loss = self.loss(batch if variation.change is None else variation.change(batch))
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        found = [(name, p.grad) for name, p in self.parameters]
-        return tuple(name for name, grad in found if grad is None or not bool(_values(grad).any()))  # sync: once
+        found = [(name, p.grad.to_dense() if p.grad is not None else None) for name, p in self.parameters]
+        return tuple(name for name, grad in found if grad is None or not bool(grad.any()))  # sync: once
 
     def _train(self, variation: Variation, num_steps: int) -> Iterator[float]:
         batches = self.batches if variation.batches is None else variation.batches
@@ -286,15 +286,13 @@ def _unheard(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _set_rates(optimizer: Optimizer, factor: float) -> None:
+def _set_rates(optimizer: Optimizer, factor: float, largest: float) -> None:
     """A multiple of the rate, or of the full rate where a schedule is still warming up or has decayed."""
-    for group in optimizer.param_groups:
-        full = max(float(group.get(key) or 0.0) for key in ("lr", "initial_lr", "max_lr"))  # sync: once per trial
+    groups = optimizer.param_groups
+    rates = [max(float(g.get(key) or 0.0) for key in ("lr", "initial_lr", "max_lr")) for g in groups]  # sync: once
+    factor *= min(1.0, largest / max(*rates, 1e-300))  # why: what a schedule multiplies may be no rate, as Noam's 1
+    for group, full in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(full * factor)
         else:
             group["lr"] = full * factor
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -13,7 +13,19 @@ from steadystep.lint.targets import target_of
 
 HARMLESS = frozenset(
     [
-        *("print", "len", "id", "gather", "gather_for_metrics", "unwrap_model", "wait_for_everyone", "log", "log_dict"),
+        *(
+            "print",
+            "len",
+            "id",
+            "zip",
+            "enumerate",
+            "gather",
+            "gather_for_metrics",
+            "unwrap_model",
+            "wait_for_everyone",
+            "log",
+            "log_dict",
+        ),
         *("save_state", "load_state", "save", "prepare", "accumulate", "no_sync", "reduce", "pad_across_processes"),
         *("init_trackers", "end_training", "skip_first_batches", "get_state_dict", "register_for_checkpointing"),
         *("toggle_optimizer", "untoggle_optimizer", "all_gather", "all_reduce", "barrier", "broadcast", "log_metrics"),

@@ -199,6 +199,7 @@ class EarlyStopping:
 
 _POLICY_CUT = 0.3  # of a learning rate that took a policy where it earns less
 _POLICY_HOLD = 50  # updates, the first time: a grader that failed for a while is no fault of the rate
+_POLICY_WAIT = 200  # updates, at the smallest rate, where the cause is another one: until it has passed
 
 # The coefficient that counters each sign of a policy, the first that may be raised.
 _COEFFICIENTS: dict[str, tuple[str, ...]] = {
@@ -226,12 +227,14 @@ def better_policy(signals: Signals, diagnosis: Diagnosis, budget: Budget, limits
         return Plan(actions=more, reason=diagnosis.cause, raises=raised) if more else Plan()
     if budget.rollbacks_left(signals.step) < 2:
         return Plan(actions=(Action.ROLLBACK, Action.STOP), reason=diagnosis.cause, to=tried.step)
+    caused = any(f.where for f in diagnosis.findings if f.detector == DetectorName.REWARD_COLLAPSE)
     again = budget.last_target(signals.step) is not None
-    lr = max(_POLICY_CUT * _POLICY_CUT if again else _POLICY_CUT, limits.lr_floor_mult) * signals.lr
+    mult = 0.0 if caused else _POLICY_CUT * _POLICY_CUT if again else _POLICY_CUT
+    lr = max(mult, limits.lr_floor_mult) * signals.lr
     cut = signals.lr > 0.0 and limits.lr_mult < 1.0
     actions = (Action.ROLLBACK,) + ((Action.CUT_LR,) if cut else ()) + more
     actions += (Action.SKIP_BATCHES,) if limits.skips_batches else ()
-    hold = (limits.early_hold if again else _POLICY_HOLD) if cut else None
+    hold = (_POLICY_WAIT if caused else limits.early_hold if again else _POLICY_HOLD) if cut else None
     lr_limit = lr if cut else None
     return Plan(actions=actions, reason=diagnosis.cause, to=tried.step, lr=lr_limit, hold=hold, raises=raised)
 

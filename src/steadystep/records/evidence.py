@@ -99,6 +99,8 @@ class OutputStats(Record):
     """Root mean square of the differences between the samples of the batch."""
     input_spread: float
     """The same of the first tensor that the model was called with; NaN where it is unknown."""
+    input_rms: float = math.nan
+    """Root mean square of the largest real tensor that the model was called with; NaN where it is unknown."""
     row_error: float
     """How far the sums over the last dimension are from 1, at most."""
     column_error: float

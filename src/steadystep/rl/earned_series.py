@@ -13,6 +13,7 @@ SUSPECTED = 0.15
 """Of what was gained: a fall that is looked at more closely."""
 _REST = 8  # looks at the best level, after which a policy has come to rest
 _RISE = 10  # steps before a fall was certain: it may have begun by then
+_DEEPER = 1.5  # times the deepest dip from which the policy came back
 
 
 @final
@@ -64,11 +65,29 @@ class EarnedSeries:
         doubt = max(math.hypot(math.sqrt(0.5) * self.noise, error), 1e-12 * abs(self.best))
         return lost / doubt if lost > share * self.gained and doubt > 0.0 else 0.0
 
-    def rested(self, since: int) -> bool:
-        """Whether it was at its best level for a while before `since`, but for one look that may be unlucky."""
-        before = sorted([score for at, score in self.looks if at <= since - _RISE][-_REST:])
+    def rest(self, since: int) -> int:
+        """Looks in a row before `since` at the best level, but for one that may be unlucky."""
         floor = self.best - max(SUSPECTED * self.gained, 2.0 * self.noise)
-        return len(before) == _REST and before[1] >= floor
+        count, low = 0, 0
+        for score in (score for at, score in reversed(self.looks) if at <= since - _RISE):
+            low += score < floor
+            if low > 1:
+                break
+            count += 1
+        return count
+
+    def patience(self, since: int) -> int:
+        """Steps that a fall since `since` has to last: none from rest, and otherwise as many as came before it."""
+        return 0 if self.rest(since) >= _REST else since - int(self.looks[0][0])
+
+    def usual_dip(self, since: int) -> float:
+        """What the policy may lose by itself: half as much again as in its deepest dip before `since`."""
+        best, deepest = -math.inf, 0.0
+        for level, at in self._levels():
+            if at <= since - _RISE:
+                best = max(best, level)
+                deepest = max(deepest, best - level)
+        return _DEEPER * deepest
 
     def level_at(self, step: int) -> float | None:
         """The mean of the looks next to `step`; None where there is none within ten steps."""

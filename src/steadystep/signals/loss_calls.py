@@ -4,7 +4,6 @@ A recorder sees every call of torch on the way, in a model and outside of it. It
 through reshapes, so that a softmax in the model and a cross-entropy in the loop are known to meet.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from steadystep.signals.activations import take_off
+from steadystep.signals.activations import is_ours, take_off
 
 ACTIVATIONS = frozenset({"softmax", "log_softmax", "sigmoid", "logsigmoid", "tanh", "relu", "softplus"})
 LOSSES = frozenset(
@@ -97,7 +96,7 @@ class LossRecorder(TorchFunctionMode):
     def __init__(self, data: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self._data = {id(tensor): tensor for tensor in data}
-        self._stored = {tensor.untyped_storage().data_ptr() for tensor in self._data.values()}
+        self._stored = {t.untyped_storage().data_ptr() for t in self._data.values() if t.layout is torch.strided}
         self._steps: dict[int, tuple[Tensor, Tensor, Tensor, str]] = {}
         self.calls: list[LossCall] = []
         self.differences: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -106,9 +105,7 @@ class LossRecorder(TorchFunctionMode):
         """What the loss functions returned, with its graph."""
         self.cuts: list[str] = []
         """Functions that took a result out of the graph, where it had several elements and a gradient."""
-        self._ahead = ""
-        self._causal = False
-        self._masked = False
+        self._ahead, self._causal, self._masked = "", False, False
         self._zeros: dict[int, Tensor] = {}
         self.penalized = 0
         """Parameters whose size was computed."""
@@ -141,8 +138,7 @@ class LossRecorder(TorchFunctionMode):
         return result
 
     def _see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        name = getattr(func, "__name__", "")
-        name = _OTHER_NAMES.get(name, name)
+        name = _OTHER_NAMES.get(name := getattr(func, "__name__", ""), name)
         given = args[0] if args else kwargs.get("input")
         if name in _ZEROS and isinstance(result, Tensor):
             self._zeros[id(result)] = result
@@ -157,7 +153,7 @@ class LossRecorder(TorchFunctionMode):
         elif isinstance(result, Tensor):
             self._follow(name, given, args, kwargs, result)
         is_cut = name in _CUTS or getattr(func, "__self__", None) is torch.Tensor.data
-        if is_cut and given.grad_fn is not None and given.numel() > 1 and not self.calls and not _is_ours(3):
+        if is_cut and given.grad_fn is not None and given.numel() > 1 and not self.calls and not is_ours(3):
             self.cuts.append("data" if name == "__get__" else name)
         if isinstance(result, Tensor) and result.grad_fn is not None and result.numel() == 1:
             self.loss = result
@@ -213,8 +209,7 @@ class LossRecorder(TorchFunctionMode):
             given, target = (right, left) if right is not None and turned else (left, right)
         one = isinstance(result, Tensor) and result.numel() == 1
         returned = result.detach().reshape(()) if one else None
-        if one:
-            self.results.append(result)
+        self.results += [result] if one else []
         self.calls.append(
             LossCall(
                 name=name,
@@ -259,7 +254,8 @@ class LossRecorder(TorchFunctionMode):
             # why data: differences of all pairs of outputs are meant, those of outputs and targets are not
             if result.numel() > max(given.numel(), other.numel()) and self._is_data(given, other):
                 self.differences.append((tuple(given.shape), tuple(other.shape)))
-            self._steps[id(result)] = (result, given, other, "")
+            if sides := self._whole(given, other):
+                self._steps[id(result)] = (result, *sides, "")
         elif id(given) in self._steps:
             _, left, right, kind = self._steps[id(given)]
             if name in _SQUARES and (other == 2 if "pow" in name else True):
@@ -271,6 +267,15 @@ class LossRecorder(TorchFunctionMode):
                     self._steps[id(result)] = (result, left, right, kind)
                 elif name in ("mean", "sum"):
                     self._by_hand(kind, left, right, result)
+
+    def _whole(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Both sides of a difference; of (output - a) - b those are the output and a + b. None where it is unknown."""
+        _, first, other, kind = self._steps.get(id(left), (None, left, None, ""))
+        if other is None or kind or right.requires_grad:
+            return left, right
+        if not torch.is_grad_enabled():  # which of the three is the output
+            return None
+        return (first, (other + right).detach()) if first.requires_grad > other.requires_grad else (left, right)
 
     def _is_data(self, one: Tensor, other: Tensor) -> bool:
         """Whether one of the two comes with the batch; where that is unknown: is no output."""
@@ -293,8 +298,3 @@ def _mean_of(result: Any, target: Any, options: Mapping[str, Any]) -> Tensor | N
     if options.get("reduction") == "sum" and isinstance(target, Tensor) and result.numel() == 1:
         return result.detach().reshape(()) / max(target.numel(), 1)
     return result.detach().reshape(()) if result.numel() == 1 else result.detach().mean()
-
-
-def _is_ours(depth: int) -> bool:
-    """Whether a hook of this package made the call."""
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("steadystep.")

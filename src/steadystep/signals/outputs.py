@@ -19,6 +19,7 @@ from steadystep.signals.batches import (
     faintest,
     is_batch_first,
     main_tensor,
+    size_of_inputs,
     spread_of,
     values_of,
 )
@@ -155,8 +156,7 @@ class Outputs(ForwardHooks):
     def start(self) -> None:
         """Put the hooks in place; what was seen before is forgotten."""
         self.clear()
-        modules = [] if self._closed else open_modules(self._model)
-        if not modules:
+        if not (modules := [] if self._closed else open_modules(self._model)):
             return
         self._handles.append(self._model.register_forward_hook(SilentHook(self._look), with_kwargs=True))
         # why only in training: hooks would take torch's fast path from attention
@@ -203,8 +203,7 @@ class Outputs(ForwardHooks):
             heard, inputs = self._recorder, [tensor for _, tensor in tensors_in(given)]
             self._around = around_graph(output, module, self._gradients.parameters, inputs, heard)
         with torch.no_grad():
-            first = next((tensor for _, tensor in tensors_in(given) if tensor.dim()), None)
-            whole = output.detach()
+            first, whole = next((t for _, t in tensors_in(given) if t.dim()), None), output.detach()
             part = whole if whole.numel() <= MOST else whole[: max(1, MOST // max(1, whole[0].numel()))]
             losses = losses_of(part, self._batch) if part is whole else {}
             result, kind = self._called.pop("result", None), self._called.get("kind", "")
@@ -212,19 +211,20 @@ class Outputs(ForwardHooks):
                 losses[f"{kind}{OF}{TARGET}"] = result
             numbers = [*values_of(part.float()), spread_of(None if first is None else first.detach())]
             sharp = [] if self._recorder is None else self._recorder.sharpness
-            numbers += [faintest(everything, output), torch.stack(sharp).amax() if sharp else UNKNOWN]
+            sharpest = torch.stack(sharp).amax() if sharp else UNKNOWN
+            numbers += [faintest(everything, output), sharpest, size_of_inputs(given)]
             home = part.device
             flat = [number.detach().float().reshape(()).to(home) for number in (*numbers, *losses.values())]
             target = [] if self._target is None else [self._target.pending().float().to(home)]
             self.waiting = [torch.cat([torch.stack(flat), self._copies.pending(home), *target])]
         self._misread = [name for name, shape in self._ordered if is_batch_first(shape, self._batch)]
-        self._names, self._shape = tuple(losses), tuple(output.shape)
-        self._evaluating = not module.training, not module.training or has_frozen_statistics(module)
+        self._names, self._shape, evaluates = tuple(losses), tuple(output.shape), not module.training
+        self._evaluating = evaluates, evaluates or has_frozen_statistics(module)
 
     def read(self, values: Sequence[float]) -> OutputStats:
         """The record, from the numbers that were waiting."""
         self.waiting = []
-        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faintest, sharpest, *rest = values
+        low, high, rms, spread, row, column, entropy, alignment, distinct, given, faint, sharp, fed, *rest = values
         losses, host = rest[: len(self._names)], iter(rest[len(self._names) :])
         copied = self._copies.read(next(host), next(host))
         return OutputStats(
@@ -235,13 +235,14 @@ class Outputs(ForwardHooks):
             rms=rms,
             spread=spread,
             input_spread=given,
+            input_rms=fed,
             row_error=row,
             column_error=column,
             entropy=entropy,
             alignment=alignment,
             distinct=distinct,
-            faintest=faintest,
-            sharpest=sharpest,
+            faintest=faint,
+            sharpest=sharp,
             calls=max(1, self._count),
             losses=tuple(zip(self._names, losses, strict=True)),
             evaluating=self._evaluating[1],
@@ -285,9 +286,9 @@ class Evidence:
     def read(self, values: Sequence[float]) -> dict[str, Any]:
         """Fields of `Signals`, from the numbers that were waiting."""
         found: dict[str, Any] = {}
-        if self._outputs is not None and self._outputs.waiting:
-            end = self._outputs.waiting[0].numel()
-            found["outputs"], values = self._outputs.read(values[:end]), values[end:]
+        if (seen := self._outputs) is not None and seen.waiting:
+            end = seen.waiting[0].numel()
+            found["outputs"], values = seen.read(values[:end]), values[end:]
         if self._batches.waiting:
             found["batch"] = self._batches.read(values)
         self.waiting = []

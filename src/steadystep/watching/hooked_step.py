@@ -132,8 +132,7 @@ class HookedStep:
         self._outcome = self._acted(plan, view, verdict.diagnosis, shrunk=shrunk)
         if not self._outcome.stepped:
             self._stand_still(held, restored=self._outcome.restored is not None)
-        self._seen.measuring = shrunk
-        self._view = view if self._several else None
+        self._seen.measuring, self._view = shrunk, view if self._several else None
 
     def judged(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, and right after it the decision: gradients exist only then."""

@@ -1,13 +1,16 @@
 """Signs that are measured at probes: each names its fault, and is silent in a run that learns."""
 
+import math
 from typing import Any
 
 import pytest
 
+from steadystep.diagnosis.data_evidence import unrelated_targets
 from steadystep.diagnosis.facts import Facts
+from steadystep.diagnosis.learning import has_moving_targets
 from steadystep.diagnosis.measured import Measured
 from steadystep.diagnosis.ranking import rank
-from steadystep.records import BatchPartStats, BatchStats, OutputStats, Structure, WeightStats
+from steadystep.records import BatchPartStats, BatchStats, InputStats, OutputStats, Probe, Structure, WeightStats
 from tests.unit.diagnosis.made import facts, finding, tally
 
 FLAT = [1.4 + 0.01 * (step % 3) for step in range(256)]
@@ -145,3 +148,77 @@ def test_a_policy_that_earns_less_and_less() -> None:
 def test_a_policy_that_stays_uniform_under_a_loss_of_entropy() -> None:
     assert first(policy(0.1, 0.1, entropy=1.386)) == "regularisation-too-strong"
     assert first(policy(0.1, 0.1, entropy=1.2)) == "healthy"
+
+
+def test_inputs_that_the_loss_scales_before_the_model_sees_them_are_not_raw() -> None:
+    raw = InputStats(batches=4, mean=50.0, std=900.0, largest=5e3, constant_share=0.0, scale_spread=20.0, finite=True)
+    assert first(run(inputs=raw)) == "unscaled-data"
+    assert first(run(inputs=raw, seen=outputs(input_rms=900.0))) == "unscaled-data"
+    assert first(run(inputs=raw, seen=outputs(input_rms=1.0))) != "unscaled-data"
+
+
+def test_gradients_that_are_cleared_every_few_updates_are_accumulated() -> None:
+    def cleared(losses: list[float], every: int) -> Facts:
+        made = run(losses)
+        made.measured.loop.carried, made.measured.loop.renewed = 256 - 256 // every, 256 // every
+        return made
+
+    assert first(cleared(FALLS, 4)) == "healthy"
+    assert first(cleared(FALLS, 16)) == first(cleared(FLAT, 4)) == "missing-zero-grad"
+
+
+def test_moments_that_were_lost_once_are_forgiven_where_the_run_learned() -> None:
+    lost = tally(finding("lost-moments"))
+    assert first(run(FALLS, warned={"lost-moments": lost})) == "healthy"
+    assert first(run(FLAT, warned={"lost-moments": lost})) == "lost-moments"
+    often = run(FALLS)
+    often.measured.loop.renewed, often.measured.loop.emptied = 255, 85  # after every third update
+    assert first(often) == "lost-moments"
+
+
+def test_targets_that_spread_out_are_not_judged_by_their_level() -> None:
+    """A curriculum: the loss rises with its targets."""
+
+    def grown(factor: float) -> Facts:
+        made = run([0.5 + step / 200 for step in range(256)], seen=outputs(kind="mse", target=_spread(1.0)))
+        made.measured.outputs.add(outputs(kind="mse", target=_spread(factor)), 1.4)
+        return made
+
+    assert has_moving_targets(grown(2.0))
+    assert not has_moving_targets(grown(1.2))
+    assert has_moving_targets(grown(0.5))
+
+
+def _spread(std: float) -> BatchPartStats:
+    return part("['target']", whole=False, mean=0.0, std=std, entropy=math.nan, variance=std**2)
+
+
+def test_a_last_tensor_that_is_always_the_same_is_no_target_of_a_run_that_learns() -> None:
+    """As with the lengths that CTC takes."""
+    lengths = part("[2]", smallest=4.0, largest=4.0, std=0.0)
+
+    def with_lengths(losses: list[float]) -> Facts:
+        made = run(losses, seen=outputs(kind="", terms=1), parts=(part("[0]", whole=False), part(), lengths))
+        made.measured.outputs.matches = {}
+        return made
+
+    assert first(with_lengths(FLAT)) == "constant-targets"
+    assert first(with_lengths(FALLS)) == "healthy"
+
+
+def test_a_loss_a_little_below_that_of_a_constant_is_all_there_may_be_to_learn() -> None:
+    wavers = [0.15 * (step % 3 - 1) for step in range(256)]
+    assert unrelated_targets(run([1.38 + w for w in wavers]))
+    assert not unrelated_targets(run([1.35 + w for w in wavers]))
+
+
+def test_weights_whose_gradient_is_always_zero() -> None:
+    probe = Probe(step=200, names=("0.weight", "2.weight"), weight_rms=(0.1, 0.1), update_rms=(0.0, 1e-3))
+
+    def stopped(**structure: Any) -> Facts:
+        made = run(probe=probe, structure=structure, seen=outputs(distinct=0.01))
+        made.measured.touched, made.measured.updated = {"0.weight", "2.weight"}, {"2.weight"}
+        return made
+
+    assert first(stopped()) == "zero-gradient"  # and not that its outputs are all the same
+    assert first(stopped(coarse=2)) != "zero-gradient"  # updates of 16-bit weights are rounded away

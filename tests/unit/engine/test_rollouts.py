@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -174,12 +175,67 @@ def test_a_fall_is_said_and_then_undone_to_the_best_state() -> None:
     assert [f.severity for f in observed] == ["warn"]
 
 
-@pytest.mark.parametrize(("at", "acts"), [(105, 0), (112, 0), (155, 1)])
-def test_a_policy_that_still_learns_may_fall(at: int, acts: int) -> None:
-    """It reaches its best level at step 100: eight looks later it has come to rest."""
-    said, _, _ = lived(falls(at), steps=at + 40)
+@pytest.mark.parametrize(("at", "lasts", "acts"), [(105, 100, 0), (112, 100, 0), (155, 40, 1), (105, 130, 1)])
+def test_a_policy_that_still_learns_may_fall(at: int, lasts: int, acts: int) -> None:
+    """It reaches its best level at step 100: eight looks later it has come to rest, or has been down for as long."""
+    said, _, _ = lived(falls(at), steps=at + lasts)
     assert sum(f.severity == "act" for f in said) >= acts
     assert bool(said) == bool(acts)
+
+
+@pytest.mark.parametrize(("deepest", "said"), [(0.0, True), (0.2, True), (0.5, False)])
+def test_a_policy_that_has_dipped_by_itself_may_dip_again(deepest: float, said: bool) -> None:
+    def level(step: int) -> float:
+        return 0.9 - deepest if 120 <= step < 140 else 0.3 if step >= 250 else falls(10_000)(step)
+
+    found, _, _ = lived(level, steps=300)
+    assert bool([f for f in found if f.step >= 250]) == said
+
+
+@pytest.mark.parametrize(("again", "said"), [(400, True), (1_000, False)])
+def test_a_fall_that_was_said_is_a_usual_dip_only_much_later(again: int, said: bool) -> None:
+    def level(step: int) -> float:
+        return 0.0 if 300 <= step < 308 or again <= step < again + 9 else falls(10_000)(step)
+
+    found, _, _ = lived(level, steps=again + 50)
+    assert [f.step < 310 for f in found[:1]] == [True]
+    assert bool([f for f in found if f.step >= again]) == said
+
+
+def test_a_fall_that_rises_again_is_not_said() -> None:
+    def level(step: int) -> float:
+        return falls(10_000)(step) if step < 150 else min(0.4 + 0.02 * (step - 150), 0.9)
+
+    assert lived(level)[0] == []
+    assert lived(lambda step: 0.4 if step >= 150 else level(step))[0] != []
+
+
+MISMATCH = Finding(detector="policy-mismatch", step=140, severity="warn", value=1.0, limit=0.1, what="they disagree")
+
+
+@pytest.mark.parametrize(("caused", "acts"), [(True, 1), (False, 0)])
+def test_less_than_half_of_the_gain_is_undone_only_with_a_cause(caused: bool, acts: int) -> None:
+    notes = {140: MISMATCH} if caused else {}
+    said, _, _ = lived(lambda step: 0.62 if step >= 150 else falls(10_000)(step), notes=notes, steps=180)
+    lost = [f for f in said if f.detector == "reward-collapse"]
+    assert [f.severity for f in lost][:2] == ["warn"] + ["act"] * acts
+    assert {f.where for f in lost} == ({("policy-mismatch",)} if caused else {()})
+
+
+def test_after_a_cause_looks_are_closer_for_a_while() -> None:
+    looks = [at for at, _ in lived(falls(10_000), notes={140: MISMATCH}, steps=300)[2].looks]
+    gaps = {at: after - at for at, after in pairwise(looks)}
+    assert {gap for at, gap in gaps.items() if 145 <= at < 195} == {2}
+    assert {gap for at, gap in gaps.items() if at < 135 or at > 205} == {5}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "after"), [(0.3, 0.0, 2), (0.1, 0.1, 4), (0.0, 0.0, 4), (0.4, 0.4, 4), (0.6, 0.6, 10)]
+)
+def test_the_deeper_the_fall_the_sooner_it_is_said(first: float, then: float, after: int) -> None:
+    """A sudden one may be the bottom of a dip, unless it goes on."""
+    said, _, _ = lived(lambda step: falls(10_000)(step) if step < 150 else first if step < 152 else then)
+    assert said[0].step == 150 + after
 
 
 @pytest.mark.parametrize("until", [154, 157])
@@ -188,8 +244,21 @@ def test_a_dip_that_heals_is_not_undone(until: int) -> None:
 
 
 def test_values_without_a_policy_are_given_time() -> None:
-    said, _, _ = lived(falls(150, until=240), metrics={"value_loss": 1.0, "value_mean": 1.0}, steps=300)
-    assert said == []
+    values = {"value_loss": 1.0, "value_mean": 1.0}
+    assert lived(falls(150, until=185), metrics=values, steps=300)[0] == []
+    assert [f.severity for f in lived(falls(150), metrics=values, steps=210)[0]][:1] == ["act"]
+
+
+def test_values_that_never_fell_are_taken_at_their_word() -> None:
+    """After 30 looks at rest a fall is said at once, also one that comes and goes, and undone as that of a policy."""
+    values = {"value_loss": 1.0, "value_mean": 1.0}
+
+    def level(step: int) -> float:
+        return 0.0 if 300 <= step < 307 or step >= 330 else falls(10_000)(step)
+
+    said = lived(level, metrics=values, steps=360)[0]
+    assert [(f.severity, f.step < 310) for f in said[:3]] == [("warn", True), ("warn", False), ("act", False)]
+    assert said[2].step - 330 < 20
 
 
 def test_a_warning_of_the_reward_that_rollouts_do_not_show_is_a_note() -> None:
@@ -205,6 +274,24 @@ def test_a_reward_that_jumps_without_the_policy_is_the_grader(moves: bool, named
     level = (lambda step: 0.1 if step < 60 else 0.5 if step < 148 else 0.9) if moves else falls(10_000)
     said, _, _ = lived(level, notes={150: jump})
     assert [f.detector for f in said] == named
+
+
+def test_rollouts_too_noisy_to_tell_do_not_accuse_the_grader() -> None:
+    """A policy that has learned little moves by less than one look can show."""
+    scores = [0.23, 0.28, 0.29, 0.23, 0.24, 0.33, 0.41, 0.46]  # of a healthy A2C on a cart-pole
+    series = EarnedSeries([*([5.0 * i, score] for i, score in enumerate(scores)), [36.0, 0.46]])
+    jump = Finding(
+        detector="reward-hacking",
+        step=36,
+        severity="info",
+        value=0.37,
+        limit=0.08,
+        what="",
+        where=("reward",),
+        since=28,
+    )
+    assert series.known
+    assert PolicyTrial._of_grader(jump, series).severity == "info"
 
 
 def test_after_a_rollback_a_tenth_of_the_gain_is_enough() -> None:
@@ -235,3 +322,14 @@ def test_a_fall_does_not_depend_on_scale_and_offset(scores: list[float], offset:
     now = [scores[-1] - 3.0 - 0.1 * i for i in range(8)]
     assert other.fall([scale * score + offset for score in now], 0.3) == pytest.approx(one.fall(now, 0.3), abs=1e-3)
     assert one.best <= max(scores)
+    assert other.usual_dip(60) == pytest.approx(scale * one.usual_dip(60), abs=1e-6 * scale)
+    assert one.usual_dip(60) <= one.usual_dip(90) <= 1.5 * (max(scores) - min(scores)) + 1e-9
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=8, max_size=30))
+def test_who_only_rises_has_no_dips_and_rests_no_longer_than_it_lived(scores: list[float]) -> None:
+    series = EarnedSeries([[5.0 * i, score] for i, score in enumerate(sorted(scores))])
+    since = 5 * len(scores)
+    assert series.usual_dip(since) <= 1e-12
+    assert 0 <= series.rest(since) <= sum(at <= since - 10 for at, _ in series.looks)
+    assert series.patience(since) in (0, since)

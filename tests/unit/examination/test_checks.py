@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from steadystep._utils import Attempts
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.observation import Observation, trivial_loss
 from tests.unit.examination.jobs import classes, numbers, tokens, yes_or_no
@@ -17,7 +18,7 @@ from tests.unit.examination.made import PARAMETERS, made_observation, made_pass,
 
 
 def named(o: Observation) -> list[str]:
-    return [f"{found.cause}:{found.fault}" for found in faults_of(o)]
+    return [f"{found.cause}:{found.fault}" for found in faults_of(o, Attempts())]
 
 
 def with_parameters(**changes: Any) -> Observation:
@@ -84,7 +85,10 @@ FAULTS: dict[str, tuple[Callable[[], Observation], str]] = {
     ),
     "an optimizer of another model": (lambda: with_parameters(strangers=4), "no-learning:wrong-optimizer-params"),
     "weights outside of the model": (lambda: with_parameters(outside_model=2), "no-learning:frozen-parameters"),
-    "float16 weights": (lambda: with_parameters(half_precision=("a", "b")), "gradient-underflow:precision"),
+    "float16 weights": (
+        lambda: with_parameters(half_precision=("a", "b"), rounds_eps=True),
+        "gradient-underflow:precision",
+    ),
     "everything frozen": (
         lambda: with_parameters(trainable=0, norms={}, sizes={}),
         "zero-gradient:frozen-parameters",
@@ -196,7 +200,7 @@ FAULTS: dict[str, tuple[Callable[[], Observation], str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_mistake_is_named_first(name: str) -> None:
     make, expected = FAULTS[name]
-    found = list(faults_of(make()))
+    found = list(faults_of(make(), Attempts()))
     assert f"{found[0].cause}:{found[0].fault}" == expected
     assert found[0].evidence
     assert found[0].advice

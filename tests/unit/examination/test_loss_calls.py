@@ -154,3 +154,17 @@ def test_what_is_a_distribution() -> None:
     assert is_log_distribution(X.log_softmax(1), 1)
     assert not is_log_distribution(X.softmax(1), 1)
     assert (class_dim(X), class_dim(X[0])) == (1, 0)
+
+
+def test_a_difference_in_two_parts_has_one_target() -> None:
+    """Of (output - a) - b the target is a + b: the spread of b alone would be a level that nothing can reach."""
+    output, near = X.clone().requires_grad_(), 0.1 * SHARES
+    (seen,) = record_losses(lambda _: (output - SHARES - near).square().mean(), None)[0].calls
+    assert seen.target is not None
+    torch.testing.assert_close(seen.target, SHARES + near)
+    torch.testing.assert_close(seen.given, X)
+    residual = record_losses(lambda _: (X - output - SHARES).square().mean(), None)[0].calls[0]
+    assert residual.target is not None
+    torch.testing.assert_close(residual.target, SHARES)
+    with torch.no_grad():  # which of the three is the output cannot be told
+        assert record_losses(lambda _: (output - SHARES - near).square().mean(), None)[0].calls == []

@@ -92,3 +92,11 @@ SLOW = Diagnosis(cause="learning-rate-too-low")
 def test_a_run_that_learns_is_not_talked_ill(seen: Diagnosis, learned: bool, kept: list[Diagnosis]) -> None:
     assert list(credible(seen, [INDEPENDENT, TWICE, UNTRAINED, SLOW], learned=learned)) == kept
     assert list(credible(UNJUDGED, [SLOW], learned=learned)) == [UNJUDGED]
+
+
+def test_trials_that_learn_nothing_do_not_refute_a_run_that_has_shown_a_fall() -> None:
+    """A task that is mostly noise: forty updates show nothing of what three hundred did."""
+    vague = Diagnosis(cause="no-learning", evidence="no trial learned")
+    fell = Diagnosis(evidence="300 updates, loss 89 at the start, 82 now")
+    assert list(credible(fell, [vague], learned=False)) == [fell]
+    assert list(credible(UNJUDGED, [vague], learned=False, known=True)) == [vague]

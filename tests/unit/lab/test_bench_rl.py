@@ -72,6 +72,13 @@ def test_warnings_count_between_the_change_and_the_deadline() -> None:
     assert (line["noticed"], line["named"]) == (15, False)
 
 
+@pytest.mark.parametrize(("level", "stayed"), [(0.95, 1), (0.94, 0), (math.nan, 0)])
+def test_the_last_evaluations_are_told_beside_the_final_weights(level: float, stayed: int) -> None:
+    rows = [TWIN, row("observe", NAME, LOST, 0.2, said=SAID), row("autopilot", NAME, LOST, 1.0, level=level)]
+    told = summary(rows)
+    assert (told["recovered"], told["stayed"]) == (1, stayed)
+
+
 @pytest.mark.parametrize(("final", "recovered"), [(0.95, 1), (0.94, 0), (math.nan, 0)])
 def test_recovered_is_nearly_the_twin(final: float, recovered: int) -> None:
     rows = [TWIN, row("observe", NAME, LOST, 0.2, said=SAID), row("autopilot", NAME, LOST, final)]

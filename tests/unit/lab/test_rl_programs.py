@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.control import ControlProgram, ControlSettings
 from steadystep.lab.rl.program import CartPole, Grid, Point, clipped_surrogate
-from steadystep.lab.rl.run import Planted, digest, final_reward, run_arm
+from steadystep.lab.rl.run import Planted, digest, final_level, final_reward, run_arm
 from steadystep.lab.rl.token_programs import TokenProgram, TokenSettings, quantised
 from steadystep.lab.rl.token_tasks import EOS, TASKS
 from steadystep.lab.rl.values import DQN, SAC, Memory, ReplaySettings
@@ -214,4 +214,13 @@ def test_the_score_of_lost_weights_is_nan_and_counts_as_final() -> None:
     with torch.no_grad():
         program.actor[0].weight[0, 0] = math.nan  # type: ignore[attr-defined]
     assert math.isnan(program.score())
-    assert math.isnan(final_reward([1.0, 1.0, math.nan]))
+    assert math.isnan(final_reward(program))
+    assert math.isnan(final_level([1.0, 1.0, math.nan]))
+
+
+def test_the_final_reward_is_that_of_the_weights_that_are_left() -> None:
+    """Not of those 30 steps before, and not by the rollouts that a guard may have played."""
+    program = PROGRAMS["ppo-grid"].make(0)
+    scores = [program.rollouts(seed) for seed in (4, 5, 6, 7)]
+    assert final_reward(program) == pytest.approx(sum(scores) / 4)
+    assert program.played == 0

@@ -396,6 +396,15 @@ class TestBetterPolicy:
         assert (again.lr, again.hold) == (pytest.approx(0.009), 1600)
         assert self.planned((step - 5, 3), lr_floor_mult=0.2).lr == pytest.approx(0.02)
 
+    def test_a_cause_is_waited_out(self) -> None:
+        """A smaller rate is no remedy for a sampler or a grader: the policy stays nearly as it is."""
+        diagnosis = Diagnosis(
+            cause="policy-collapse", findings=(replace(finding("reward-collapse", "act"), where=("policy-mismatch",)),)
+        )
+        for pairs in ((), ((self.EARNED.step - 5, 3),)):
+            plan = better_policy(self.EARNED, diagnosis, gone_back(*pairs), Limits())
+            assert (plan.lr, plan.hold) == (pytest.approx(0.001), 200)
+
     def test_the_run_ends_with_the_last_rollback(self) -> None:
         step = self.EARNED.step
         last = self.planned((step - 5, 3), (step - 4, 3))

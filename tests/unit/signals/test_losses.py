@@ -223,6 +223,11 @@ class TestCopies:
         assert self.read((given, labels)) == "feature 0 of the input"
         assert self.read((given[:, :1].contiguous(), labels)) == ""  # one feature is the task
 
+    def test_a_multiple_of_a_feature_is_a_task(self) -> None:
+        """The next value of what decays is nine tenths of the last, in every window."""
+        window = torch.randn(16, 1, generator=RNG) * 0.9 ** torch.arange(6)
+        assert self.read((window, 0.9 * window[:, -1])) == ""
+
     def test_of_a_sequence_the_last_position(self) -> None:
         given, target = torch.randn(16, 5, 1, generator=RNG), torch.randint(0, 3, (16,), generator=RNG)
         given[:, 0, 0] = target

@@ -1,7 +1,7 @@
 """`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
 
 A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
-half of what its healthy twin gains. Seeds 0 to 2 are for choosing; seeds 710 and 711 are for reporting, to be run once.
+half of what its healthy twin gains. Seeds 0 to 2 and 710 to 712 are for choosing, 713 and 714 for reporting: run once.
 """
 
 import math
@@ -18,7 +18,7 @@ from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import SCORED
 from steadystep.lab.rl.run import run_arm as run_program
 
-JUDGE_SEEDS = (710, 711)
+JUDGE_SEEDS = (713, 714)
 BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}
 QUICK = ("proxy reward, grid", "wrong sign, a2c", "NaN rewards, dqn")
 
@@ -82,9 +82,11 @@ class Rewards:
         return int(lost[0] if lost and not late else self._curve[-1][0])
 
 
-def _share(row: Row, twin: Row) -> float:
+def _share(row: Row, twin: Row, what: str = "final") -> float:
     """The final reward over the twin's; nothing is left of weights that are lost."""
-    final: float = row["final"] / twin["final"]
+    # why "final" as well: rows of earlier versions have that alone
+    ours, theirs = (each[what] if what in each else each["final"] for each in (row, twin))
+    final: float = ours / theirs
     return final if math.isfinite(final) else 0.0
 
 
@@ -110,6 +112,7 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
         "observed": _share(observed, twin),
         "guarded": ratio,
         "recovered": ratio >= BARS["of_twin"],
+        "stayed": guarded is not None and _share(guarded, twin, "level") >= BARS["of_twin"],
         "did": [] if guarded is None else [each for _, each in guarded["did"]],
         "halted": "" if guarded is None else guarded["halted"],
     }
@@ -134,6 +137,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "lead": median([line["lead"] for line in counted if line["lead"] is not None] or [math.nan]),
         "guarded": len(guarded),
         "recovered": sum(line["recovered"] for line in guarded),
+        "stayed": sum(line["stayed"] for line in guarded),
         "held": median([line["held"] for line in counted] or [math.nan]),
         "held_enough": sum(line["held"] >= BARS["of_twin"] for line in counted),
         "better": sum(line["guarded"] > line["observed"] + 0.02 for line in guarded),
@@ -203,10 +207,11 @@ def _caption(told: dict[str, Any]) -> str:
     return (
         f"{told['collapses']} runs collapsed when only observed: noticed in time {told['noticed_in_time']}, with the "
         f"right cause {told['named_in_time']}{of}, median lead {told['lead']:.0f} steps; guarded at 95 % of the "
-        f"healthy twin {told['recovered']} of {told['guarded']} (the policy at the change is in {told['held_enough']}, "
-        f"median {told['held']:.0%}), better than observed {told['better']}, worse "
-        f"{told['worse']}, halted {told['halted']}. In time: before half of the gained reward is lost. observed, "
-        "guarded: final reward over the healthy twin's"
+        f"healthy twin {told['recovered']} of {told['guarded']} (by the mean of the last four evaluations "
+        f"{told['stayed']}; the policy at the change is in {told['held_enough']}, median {told['held']:.0%}), better "
+        f"than observed {told['better']}, worse {told['worse']}, halted {told['halted']}. "
+        "In time: before half of the gained reward is lost. observed, "
+        "guarded: reward of the final weights over the healthy twin's"
     )
 
 

@@ -19,7 +19,8 @@ from steadystep.rl import Controls
 
 Arm = Literal["plain", "observe", "autopilot"]
 LOOK_EVERY, SCORED = 10, 4
-"""Steps between two evaluations; how many of the last ones are the final reward."""
+"""Steps between two evaluations; how many of them are a level."""
+_FINAL_SEEDS = (4, 5, 6, 7)  # of the rollouts that the final weights are judged by; a guard plays others
 
 
 class Trainer(Protocol):
@@ -111,7 +112,8 @@ def run_arm(name: str, seed: int, arm: Arm, *, collapse: str = "", num_steps: in
     curve.append([num_steps, program.score()])
     return {
         "curve": [[step, round(score, 4)] for step, score in curve],
-        "final": final_reward([score for _, score in curve], halted=bool(halted)),
+        "final": final_reward(program),
+        "level": final_level([score for _, score in curve], halted=bool(halted)),
         "said": diary.said,
         "did": diary.did,
         "halted": halted,
@@ -140,10 +142,17 @@ class Planted:
             program.change(self._before)
 
 
-def final_reward(scores: list[float], *, halted: bool = False) -> float:
-    """Return the mean of the last evaluations; of a halted run the last one alone: the weights that are left.
+def final_reward(program: Program) -> float:
+    """Return what the policy earns that the run is left with; NaN where its weights are lost."""
+    if not program.is_finite():
+        return math.nan
+    return math.fsum(program.rollouts(seed) for seed in _FINAL_SEEDS) / len(_FINAL_SEEDS)
 
-    >>> final_reward([0.0, 0.5, 0.75, 0.75, 1.0]), final_reward([0.0, 1.0], halted=True)
+
+def final_level(scores: list[float], *, halted: bool = False) -> float:
+    """Return the mean of the last evaluations, of the weights of 30 steps; of a halted run the last one alone.
+
+    >>> final_level([0.0, 0.5, 0.75, 0.75, 1.0]), final_level([0.0, 1.0], halted=True)
     (0.75, 1.0)
     """
     counted = scores[-1:] if halted else scores[-SCORED:]

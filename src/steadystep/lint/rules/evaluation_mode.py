@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from steadystep.lint.context import Context, hit
 from steadystep.lint.control import is_no_grad
 from steadystep.lint.events import EnteredLoop, Event
-from steadystep.lint.names import last, name_of, path_of
+from steadystep.lint.names import chained, last, name_of, path_of
 from steadystep.lint.networks import is_model_call, is_module_class, makes_module
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.passes import put_into_eval_before
@@ -177,13 +177,23 @@ def _top(script: Script, node: ast.AST) -> ast.AST:
 
 def mode_matters(script: Script, forward: ast.Call) -> bool:
     """Unless the whole network is in the file and has no layer that behaves differently."""
-    values = [v for v, _ in named_sources(script, path_of(forward.func), forward)]
-    local = values and all(makes_module(v, script) for v in values)
+    path = path_of(forward.func)
+    local = _is_local(script, path, forward) or _is_local(script, path.rpartition(".")[0], forward)  # a method of it
     if script.linked.lines and not is_model_call(forward, script):
         return bool(_RANDOM_LAYERS.search(script.text))  # a method of another file runs it
-    if not local or any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values()):
-        return True
-    return bool(_RANDOM_LAYERS.search(script.text))
+    return _may_differ(script) if local else True
+
+
+def _may_differ(script: Script) -> bool:
+    inherits = any(is_module_class(c, script) and len(c.bases) > 1 for c in script.classes.values())
+    return inherits or bool(_RANDOM_LAYERS.search(script.text))
+
+
+def _is_local(script: Script, path: str, at: ast.AST) -> bool:
+    """Whether every value of a name is a network that this file makes, or that one on another device."""
+    values = [v for v, _ in named_sources(script, path, at)] if path else []
+    made = [v for v in values if not (isinstance(v, ast.Call) and path_of(chained(v)) == path)]
+    return bool(made) and all(makes_module(v, script) for v in made)
 
 
 def check_left_in_eval(context: Context) -> Iterator[Hit]:
@@ -210,6 +220,8 @@ def _not_back(context: Context, root: tuple[Event, ...], event: Event, trained: 
         return
     if any(e.kind in ("guard", "opaque") and loop in e.loops for e in root) or may_switch(context.script, loop.node):
         return
+    if _is_local(context.script, event.local, event.node) and not _may_differ(context.script):
+        return  # no layer behaves differently
     diff = ""
     first = loop.body[0] if loop.body else event.stmt
     if loop.body and context.script.scope_of(event.node) is context.script.scope_of(first):

@@ -15,6 +15,7 @@ _OPTIMIZER_WORDS = re.compile(r"optimizers?|optim|opts?|solver", re.I)
 
 HeldNetworks = tuple[str, ast.AST, list[Network]]
 _FROZEN = ("eval", "requires_grad_", "load_state_dict", "half")
+_TRAINED = frozenset({"train", "state_dict"})
 HeldNames = tuple[ast.Call, str, list[str]]
 
 
@@ -65,12 +66,18 @@ def _run(context: Context) -> list[Network]:
 
 
 def _is_frozen(script: Script, network: Network) -> bool:
+    called = {method for method in (*_FROZEN, *_TRAINED) if _is_asked(script, network, method)}
+    # why: what is put back into training mode, or saved, is trained
+    return "requires_grad_" in called or bool(called & {"eval", "load_state_dict"} and not called & _TRAINED)
+
+
+def _is_asked(script: Script, network: Network, method: str) -> bool:
+    """Whether a method of it is called somewhere."""
     mine = network_identity(script, network)
-    for method in ("requires_grad_", "eval", "load_state_dict"):
-        for call in script.calls.get(method, ()):
-            owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            if mine & network_identity(script, Network(owner.replace('"', "'"), call)):
-                return True
+    for call in script.calls.get(method, ()):
+        owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if mine & network_identity(script, Network(owner.replace('"', "'"), call)):
+            return True
     return False
 
 
@@ -78,7 +85,8 @@ def matches(optimizer: str, network: str) -> bool:
     """`opt_d` and `D`, `netD` or `disc`; `critic_optimizer` and `critic`; `opts["d"]` and `nets["d"]`."""
     word = _OPTIMIZER_WORDS.sub("", _leaf(optimizer)).strip("_").lower()
     plain = re.sub(r"^net_?|_?(net|network|model)$", "", _leaf(network), flags=re.I).strip("_").lower()
-    return bool(word) and (plain.startswith(word) or word.startswith(plain or "?"))
+    begins = any(part.startswith(word) for part in (plain, *plain.split("_")))
+    return bool(word) and (begins or word.startswith(plain or "?"))
 
 
 def _leaf(path: str) -> str:
@@ -131,6 +139,7 @@ def _in_no_optimizer(context: Context, optimizer: ast.Call, known: list[str]) ->
             all(_is_new(script, value) for _, value in assigned)
             and _is_run(script, name)
             and not _is_still(script, name)
+            and not _is_frozen(script, Network(name, assigned[0][1]))
         ):
             found.append(name)
     return found
@@ -163,7 +172,7 @@ def _is_still(script: Script, name: str) -> bool:
     for node in script.nodes:
         if isinstance(node, ast.Call):
             owner, _, method = name_of(node.func).rpartition(".")
-            if owner == name and method in (*_FROZEN, "parameters", "named_parameters", "apply"):
+            if owner == name and method in ("requires_grad_", "half", "parameters", "named_parameters", "apply"):
                 return method != "apply"
             if name in {name_of(a) for a in (*node.args, *(k.value for k in node.keywords))}:
                 return True

@@ -116,6 +116,8 @@ def _judge(context: Context, cycle: Cycle) -> Iterator[Hit]:
     held = context.roles.model_of(made) if made is not None else ""
     if made is None or not held or len(_steps(cycle)) != 1:
         return
+    if any(isinstance(around, ast.ListComp | ast.DictComp | ast.GeneratorExp) for around in script.ancestors(made)):
+        return  # one optimizer for each network of a list
     place = _place(script, cycle, made, held)
     if place is None:
         return

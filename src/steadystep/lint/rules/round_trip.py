@@ -87,7 +87,7 @@ def _made_from_numbers(context: Context, loss: ast.Call) -> ast.expr | None:
     """`criterion(torch.tensor(numbers), y)`, where the numbers are the network's and nothing else has its graph."""
     script = context.script
     leaf = last(name_of(loss.func))
-    known = looks_like_loss(script.full(loss.func)) or leaf.endswith(("criterion", "cross_entropy"))
+    known = looks_like_loss(script.full(loss.func)) or "criterion" in leaf.lower() or leaf.endswith("cross_entropy")
     if not known or not loss.args:
         return None
     first = _value(script, loss.args[0], loss)
