@@ -1,5 +1,6 @@
 """What the model returns, seen through a forward hook on sampled steps, and what common losses would make of it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, final
@@ -235,7 +236,7 @@ class Outputs(ForwardHooks):
             rms=rms,
             spread=spread,
             input_spread=given,
-            input_rms=fed,
+            input_rms=math.sqrt(fed) if fed >= 0.0 else math.nan,
             row_error=row,
             column_error=column,
             entropy=entropy,

@@ -96,7 +96,7 @@ def test_json_is_for_programs(here: str) -> None:
     code, said = typed(f"{here}:healthy", "--json")
     assert code == 0
     told = json.loads(said)
-    assert set(told) == {"causes", "trials", "repeatable", "num_updates", "seconds"}
+    assert set(told) == {"causes", "trials", "repeatable", "skipped", "num_updates", "seconds"}
     assert told["trials"][0]["name"] == "as-is"
     assert told["trials"][0]["end"] < told["trials"][0]["start"]
     code, said = typed(f"{here}:constant", "--json")
