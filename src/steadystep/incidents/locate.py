@@ -277,7 +277,5 @@ def second_look(
         except Exception as error:
             if agree is not None and not asked:
                 agree(False)  # the others wait for an answer
-            error = (
-                error.__cause__ if isinstance(error.__cause__, Exception) else error
-            )  # as it was raised, on this rank
-            return NaNTrace(origin=Origin(what=f"it could not be re-run: {type(error).__name__}: {error}"))
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # as this rank raised it
+            return NaNTrace(origin=Origin(what=f"it could not be re-run: {type(cause).__name__}: {cause}"))
