@@ -144,9 +144,11 @@ class TestAskingLeavesNoTrace:
 
 
 class TestSeveralRanks:
-    """Where parameters are sharded, all ranks run a closure equally often, whatever it does on one of them."""
+    """All ranks run a closure equally often, whatever it does on one of them."""
 
-    def losses(self, work: Any, *, sharded: bool, agree: bool = True, others: int = 1) -> tuple[Any, int, list[bool]]:
+    def losses(
+        self, work: Any, *, sharded: bool, agree: bool = True, others: int = 1, size: int = 2
+    ) -> tuple[Any, int, list[bool]]:
         model, calls, flags = small_net(dropout=0.0), [], []
 
         def all_of_them(flag: bool) -> bool:
@@ -158,6 +160,7 @@ class TestSeveralRanks:
             return work(model, len(calls))
 
         ranks: Any = SimpleNamespace(
+            size=size,
             sharded=sharded,
             all=all_of_them,
             mean_loss=lambda losses: [2.0 * loss for loss in losses],
@@ -176,13 +179,14 @@ class TestSeveralRanks:
             return torch.tensor(3.0)
 
         assert self.losses(raises, sharded=True) == (None, 2, [False])
-        assert self.losses(raises, sharded=False) == (None, 1, [False])
+        assert self.losses(raises, sharded=False) == (None, 2, [False])  # a model may send messages of its own
 
         def never(_: nn.Module, number: int) -> Tensor:
             raise KeyError
 
         assert self.losses(never, sharded=True) == (None, 2, [False])
-        assert self.losses(never, sharded=False) == (None, 1, [False])
+        assert self.losses(never, sharded=False) == (None, 2, [False])
+        assert self.losses(never, sharded=False, size=1) == (None, 1, [False])
 
     def test_losses_are_means_over_ranks(self) -> None:
         def constant(model: nn.Module, _: int) -> Tensor:
