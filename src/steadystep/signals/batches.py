@@ -257,13 +257,9 @@ def size_of_inputs(given: Any) -> Tensor:
     """Largest mean square of the real tensors that the model was called with; NaN where there is none."""
     real = [t for _, t in tensors_in(given, most_parts=8) if t.is_floating_point() and t.dim() and is_readable(t)]
     sizes = [t.detach().float().square().mean() for t in real if 0 < t.numel() <= MOST]  # a norm would be a pass more
-    return (
-        sizes[0]
-        if len(sizes) == 1
-        else torch.stack([s.to(sizes[0].device) for s in sizes]).amax()
-        if sizes
-        else UNKNOWN
-    )
+    if len(sizes) < 2:
+        return sizes[0] if sizes else UNKNOWN
+    return torch.stack([size.to(sizes[0].device) for size in sizes]).amax()
 
 
 def values_of(values: Tensor) -> list[Tensor]:
