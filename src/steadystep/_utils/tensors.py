@@ -1,14 +1,14 @@
 """Gradient norms in one pass: per tensor and global, bit-equal to what `torch.nn.utils.clip_grad_norm_` computes.
 
 Nothing here asks for `no_grad`: gradients do not require gradients, and entering the context costs as much as a norm.
-Also here: numbers of several devices, read on the host at once.
+Also here: numbers of several devices, read on the host at once, and the nodes of an autograd graph.
 """
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import Tensor
@@ -275,3 +275,17 @@ def rms_of(tensor: Tensor) -> float:
 
 def _sizes(tensor: Tensor) -> Tensor:
     return tensor.detach().abs() if tensor.is_complex() else tensor.detach().float()
+
+
+def graph_nodes(tensors: Iterable[Tensor], seen: set[Any]) -> Iterator[Any]:
+    """Yield each node of the autograd graph behind these tensors once; `seen` has those found so far."""
+    below: Iterable[Any] = [t.grad_fn for t in tensors]
+    waiting: list[Any] = []
+    while True:
+        new = dict.fromkeys(node for node in below if node is not None and node not in seen)
+        seen.update(new)
+        waiting += new
+        if not waiting:
+            return
+        yield (node := waiting.pop())
+        below = [parent for parent, _ in node.next_functions]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from steadystep._utils.tensors import norm_of, rms_of
+from steadystep._utils.tensors import graph_nodes, norm_of, rms_of
 from steadystep._utils.tree import mapped
 from steadystep.examination.workbench import Prepare, Workbench
 from steadystep.signals.structure import untrained_heads
@@ -169,16 +169,7 @@ def next_rates(bench: Workbench, scheduler: LRScheduler | None) -> list[float] |
 
 def leaves_of(loss: Tensor) -> Iterator[Tensor]:
     """Every leaf of the graph that gets a gradient: the weights a loss depends on, wherever they are kept."""
-    waiting: list[Any] = [loss.grad_fn]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting.extend(parent for parent, _ in node.next_functions)
+    return (node.variable for node in graph_nodes([loss], set()) if hasattr(node, "variable"))
 
 
 def _is_one_number(tensor: Tensor) -> bool:

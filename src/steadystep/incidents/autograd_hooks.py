@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.utils.hooks import RemovableHandle
 
+from steadystep._utils.tensors import graph_nodes
 from steadystep._utils.text import plain_name
 from steadystep._utils.tree import tensors_in
 from steadystep.incidents.origin import Badness, badness, kind_of
@@ -219,14 +220,8 @@ class BackwardWatch:
 
     def attach(self, tensors: Iterable[Tensor]) -> None:
         """Watch the graph behind these."""
-        waiting: list[Any] = [t.grad_fn for t in tensors]
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in self._known:
-                continue
-            self._known.add(node)
+        for node in graph_nodes(tensors, self._known):
             self._handles.append(node.register_hook(self._hook(node)))
-            waiting.extend(parent for parent, _ in node.next_functions)
 
     def remove(self) -> None:
         """Take every hook away."""

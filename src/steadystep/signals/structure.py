@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, bfloat16, float16, nn
 from torch.optim import Optimizer
 
-from steadystep._utils.tensors import is_sharded
+from steadystep._utils.tensors import graph_nodes, is_sharded
 from steadystep._utils.text import plain_name
 from steadystep.records import Structure
 
@@ -142,16 +142,13 @@ def left_out(loss: Tensor, model: nn.Module, held: Container[int], used: Contain
 
 def graph_leaves(loss: Tensor) -> dict[int, Tensor] | None:
     """What the loss depends on, by its identity; None where the graph is too large to search."""
-    waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen, found = set(waiting), {}
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
+    seen, found = set[Any](), dict[int, Tensor]()
+    for node in graph_nodes([loss], seen):
+        if len(seen) >= _MOST_NODES:
+            return None
         if (leaf := getattr(node, "variable", None)) is not None:
             found[id(leaf)] = leaf
-        new = [below for below, _ in node.next_functions if below is not None and below not in seen]
-        seen.update(new)
-        waiting += new
-    return None if waiting else found
+    return found
 
 
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
