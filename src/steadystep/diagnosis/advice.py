@@ -1,8 +1,9 @@
 """What to try for each cause: not what the guard has done already, nor what the run is set up with."""
 
 from steadystep._utils.text import number
-from steadystep.diagnosis.causes import POLICY_TIPS, REMEDY_OF, Cause, Remedy, Tip
+from steadystep.diagnosis.causes import POLICY_TIPS, REMEDY_OF, Cause, Fault, Remedy, Tip
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup
+from steadystep.diagnosis.fault_tips import FAULT_TIPS
 from steadystep.records import Action, ActionName, Plan
 
 _BACK = frozenset[ActionName]((Action.ROLLBACK,))
@@ -221,6 +222,7 @@ def advise(
     plan: Plan | None = None,
     *,
     earlier: frozenset[ActionName] = frozenset(),
+    fault: str = "",
 ) -> str:
     """What was done, in one clause, and what is left to do about `cause`.
 
@@ -229,12 +231,13 @@ def advise(
         setup: what is known about the run.
         plan: what the guard did, as carried out; None for nothing.
         earlier: actions taken at earlier incidents of this cause.
+        fault: value of the `Fault` behind it, whose advice is more particular.
     """
     done = frozenset(plan.actions) if plan is not None else frozenset()
     taken = done | earlier
     there = remedies_of(setup) | {REMEDY_OF[action] for action in taken if action in REMEDY_OF}
     parts = ["" if plan is None else _done(plan)]
-    for tip in TIPS[cause]:
+    for tip in FAULT_TIPS[Fault(fault)] if fault else TIPS[cause]:
         fits = (not tip.after or tip.after & taken) and not tip.unless & taken and tip.remedy not in there
         if fits and not (tip.fp16 and setup.precision in ("fp32", "bf16")):
             parts.append(f"if the run uses fp16: {tip.text}" if tip.fp16 and not setup.precision else tip.text)

@@ -229,7 +229,7 @@ def rank(facts: Facts, *, live: bool = False) -> tuple[Diagnosis, ...]:
         if refutes(facts):
             book.drop(cause)
     return tuple(
-        Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), facts))
+        Diagnosis(cause=cause, fault=fault, evidence=evidence, advice=_advice(Cause(cause), fault, facts))
         for cause, fault, evidence in book.named()
     ) or (conclude_from_curve(facts, live=live),)
 
@@ -293,8 +293,8 @@ def _name(key: tuple[str, str]) -> str:
     return key[1] or key[0]
 
 
-def _advice(cause: Cause, facts: Facts) -> str:
+def _advice(cause: Cause, fault: str, facts: Facts) -> str:
     done = facts.done.get(cause)
     if done is None:
-        return advise(cause, facts.setup)
-    return advise(cause, facts.setup, done.plan, earlier=frozenset(done.actions))
+        return advise(cause, facts.setup, fault=fault)
+    return advise(cause, facts.setup, done.plan, earlier=frozenset(done.actions), fault=fault)

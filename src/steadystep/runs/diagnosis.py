@@ -7,8 +7,8 @@ from typing import Any, final
 
 import numpy as np
 
-from steadystep.diagnosis.advice import ADVICE
-from steadystep.diagnosis.causes import Cause
+from steadystep.diagnosis.advice import advise
+from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.records import Incident, severity_rank
 from steadystep.runs.curve import Curve
 from steadystep.runs.drift import drift, held_out, oscillation
@@ -111,13 +111,14 @@ def _with_guard(patterns: tuple[Pattern, ...], run: Run) -> tuple[Pattern, ...]:
     kind = run.fault or cause
     if cause in ("", "healthy", "unknown"):
         return patterns
-    same = [pattern for pattern in patterns if pattern.kind in (kind, cause)]
-    if same:  # the curves show it too: with their steps and numbers, but first
-        return (*same, *(pattern for pattern in patterns if pattern not in same))
-    start = int(run.loss.steps[0]) if len(run.loss.steps) else 0
-    step = next((incident.step for incident in run.incidents if incident.cause == cause), start)
-    advice = ADVICE[Cause(cause)] if cause in set(Cause) else ""
-    first = Pattern(kind=kind, severity="warn", step=step, evidence=evidence, advice=advice)
+    if same := [
+        each for each in patterns if each.kind in (kind, cause)
+    ]:  # curves show it too: their numbers, but first
+        return (*same, *(each for each in patterns if each not in same))
+    steps = [each.step for each in run.incidents if each.cause == cause] or run.loss.steps.tolist() or [0]
+    fault = run.fault if run.fault in set(Fault) else ""  # why: a log may come from another version
+    advice = advise(Cause(cause), fault=fault) if cause in set(Cause) else ""
+    first = Pattern(kind=kind, severity="warn", step=steps[0], evidence=evidence, advice=advice)
     return (first, *(pattern for pattern in patterns if pattern.kind != "not-learning"))
 
 
@@ -182,7 +183,7 @@ def _distinct(found: list[Pattern]) -> list[Pattern]:
     return kept
 
 
-_HEALING_STEPS = 20  # steps: a spike needs some to heal
+_HEALING_STEPS = 20  # for a spike
 
 
 @final
@@ -216,11 +217,12 @@ def headline(run: Run, reading: Reading | None = None) -> Headline:
     if not acted:
         first = known or next((mark.kind for mark in marks if mark.severity != "info"), "")
         return Headline(said=reading.verdict, healthy=reading.healthy, signs=marks, cause=first)
-    causes = {_gravest(episode).cause for episode in acted}
-    own = [m for m in marks if known in causes and m.kind in (known, run.fault)]  # told with the intervention
+    stuck = known == Cause.LEARNING_RATE_TOO_HIGH and _ends_where_it_began(run)
+    told = () if stuck or known not in {_gravest(episode).cause for episode in acted} else (known, run.fault)
+    own = [mark for mark in marks if mark.kind in told]  # told with the intervention, which helped
     signs = tuple(mark for mark in marks if mark not in own)
     handled = [_is_handled(sign, acted, run) for sign in signs]
-    did = f"the guard intervened {('once' if len(acted) == 1 else f'{len(acted)} times')} ({_named(acted, known)})"
+    did = f"the guard intervened {'once' if len(acted) == 1 else f'{len(acted)} times'} ({_named(acted, known)})"
     if all(done for sign, done in zip(signs, handled, strict=True) if sign.severity != "info"):
         said, healthy = f"Recovered: {did}; the curves show no other instability.", True
     else:
@@ -230,9 +232,14 @@ def headline(run: Run, reading: Reading | None = None) -> Headline:
     return Headline(said=said, healthy=healthy, signs=signs, cause=known or _gravest(acted[0]).cause)
 
 
+def _ends_where_it_began(run: Run) -> bool:
+    """Whether the loss has fallen by less than 5 % since the first step: no recovery from a rate that was too high."""
+    curve = Curve.of(run)
+    return len(curve) > 0 and not is_resumed(curve) and curve.late > 0.95 * float(curve.values[0])
+
+
 def _gravest(episode: Sequence[Incident]) -> Incident:
-    """The gravest, a rollback before others, and the first of those."""
-    return max(episode, key=lambda i: (i.restored is not None, severity_rank(i.severity)))
+    return max(episode, key=lambda i: (i.restored is not None, severity_rank(i.severity)))  # the first of equals
 
 
 def _settled(sign: Mark) -> Mark:

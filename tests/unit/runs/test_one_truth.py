@@ -266,3 +266,23 @@ def test_an_unknown_process_counts_as_alive_while_its_log_grows(process: dict[st
     run = Run(name="a", path=Path("a"), source="steadystep", ended=False, process=process)
     assert run.status(changed=1000.0, now=1010.0) == status
     assert run.status(changed=1000.0, now=2000.0) == "stale"
+
+
+@pytest.mark.parametrize(("later", "recovered"), [(3.0, False), (0.02, True)])
+def test_a_rate_that_was_too_high_is_recovered_from_only_if_the_loss_has_fallen(
+    later: float, recovered: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0, momentum=0.9)
+    weights = torch.randn(20, 5)
+    with Guard(model, optimizer, run_dir=tmp_path, config={"monitoring": {"sinks": []}}) as guard:
+        for step in range(200):
+            x = torch.randn(32, 20)
+            if step == 20:
+                optimizer.param_groups[0]["lr"] = later
+            guard.step(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), batch=(x, (x @ weights).argmax(1)))
+        assert guard.diagnose()[0].cause == "learning-rate-too-high"
+    told = headline(open_run(tmp_path))
+    assert told.said.startswith("Recovered") == recovered
+    assert told.healthy == recovered
