@@ -104,7 +104,7 @@ class Standing:
     refused: int
     rollbacks: int
     effective_share: float | None
-    """Part of the work that is in the final weights."""
+    """Part of the work that is in the final weights; None where these are lost."""
     seconds_lost: float | None
     """What its incidents cost."""
     grad_norm: float | None
@@ -210,7 +210,7 @@ def _verdict(
     if not others:
         return name, f"{name} is the only run with a finite {kind}{when}.{gone}"
     second, other_noise, other = others[0]
-    if second == best:
+    if number(second) == number(best):  # why not the numbers themselves: "2.119 vs 2.119" is no lead
         return None, f"No difference{when}: {name} and {other} have the same {kind}, {number(best)}.{gone}"
     lead = f"{kind} {number(best)} vs {number(second)} for {other}"
     if noise is None or other_noise is None:
@@ -242,7 +242,7 @@ def _standing(name: str, run: Run, score: CurveLevel | None) -> Standing:
         interventions=run.num_interventions,
         refused=run.num_skipped,
         rollbacks=run.num_rollbacks,
-        effective_share=effective.share if run.source == "steadystep" else None,
+        effective_share=effective.share if run.source == "steadystep" and not _is_lost(run) else None,
         seconds_lost=effective.seconds_lost if run.source == "steadystep" else None,
         grad_norm=float(np.median(norms)) if len(norms) else None,
         peak_lr=float(rates.max()) if len(rates) else None,

@@ -138,3 +138,15 @@ def test_a_log_without_settings_differs_in_none() -> None:
     known = [{"lr": 1e-3, "seed": 1}, {}, {"lr": 1e-2, "seed": 1}]
     assert differing(known) == (("lr", ("0.001", NOTHING, "0.01")),)
     assert differing(known[:2]) == ()
+
+
+def test_losses_that_read_the_same_are_no_lead() -> None:
+    runs = [plain(name, Series(np.arange(1), np.array([end]))) for name, end in (("a", 2.11903), ("b", 2.11904))]
+    told = compare(runs)
+    assert (told.better, told.said) == (None, "No difference: a and b have the same training loss, 2.119.")
+
+
+def test_nothing_of_a_lost_run_counts_as_effective() -> None:
+    ends = {"alive": 2.0, "lost": math.nan}
+    told = compare([plain(name, Series(np.arange(100), np.full(100, end))) for name, end in ends.items()])
+    assert [one.effective_share is None for one in told.runs] == [False, True]

@@ -81,7 +81,12 @@ class Parallel {
     const known = axis.values.filter((value) => value !== null);
     const log = axis.kind === "log";
     const [low, high] = [Math.min(...known), Math.max(...known)];
-    const place = scaleOf(low, high === low ? low + 1 : high, bottom, top, log);
+    if (sayTick(low) === sayTick(high)) { // as far apart as they read: not at all
+      const place = () => (top + bottom) / 2;
+      place.back = () => low;
+      return { place, ticks: [[place(), sayTick(low)]] };
+    }
+    const place = scaleOf(low, high, bottom, top, log);
     const ticks = [low, ...(log ? logTicks : linearTicks)(low, high, 4).filter((value) => value > low && value < high), high];
     return { place, ticks: ticks.map((value) => [place(value), sayTick(value)]).filter(([y], i, all) => !i || all[i - 1][0] - y > 11) };
   }
