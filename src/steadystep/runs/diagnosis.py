@@ -111,9 +111,8 @@ def _with_guard(patterns: tuple[Pattern, ...], run: Run) -> tuple[Pattern, ...]:
     kind = run.fault or cause
     if cause in ("", "healthy", "unknown"):
         return patterns
-    if same := [
-        each for each in patterns if each.kind in (kind, cause)
-    ]:  # curves show it too: their numbers, but first
+    same = [each for each in patterns if each.kind in (kind, cause)]
+    if same:  # the curves show it too: with their numbers, but first
         return (*same, *(each for each in patterns if each not in same))
     steps = [each.step for each in run.incidents if each.cause == cause] or run.loss.steps.tolist() or [0]
     fault = run.fault if run.fault in set(Fault) else ""  # why: a log may come from another version

@@ -13,6 +13,7 @@ from steadystep.lab.rl.program import (
     Batch,
     Numbers,
     Program,
+    RewardFaults,
     clipped_surrogate,
     drawn,
     mean_return,
@@ -22,7 +23,7 @@ from steadystep.rl import Monitor
 
 
 @dataclass(slots=True, kw_only=True)
-class ControlSettings:
+class ControlSettings(RewardFaults):
     """What a run is made with, and what a planted collapse changes."""
 
     algorithm: Literal["ppo", "a2c", "reinforce"] = "ppo"
@@ -46,11 +47,6 @@ class ControlSettings:
     """Share of advantages that are a thousand times too large."""
     stale_values: bool = False
     """Advantages come from the critic as it was when this began, on the states of other copies."""
-    exploit: float = 0.0
-    reward_mult: float = 1.0
-    noise: float = 0.0
-    broken: float = 0.0
-    broken_by: float = math.nan
 
 
 class ControlProgram(Program):
@@ -96,16 +92,6 @@ class ControlProgram(Program):
         stale: Tensor = 10.0 * self._old(seen.roll(1, 0)).squeeze(1)
         return stale
 
-    def _rewards(self, rewards: Tensor, exploit: Tensor) -> Tensor:
-        settings = self.settings
-        rewards = settings.reward_mult * ((1.0 - settings.exploit) * rewards + settings.exploit * exploit)
-        if settings.noise:
-            rewards = rewards + settings.noise * torch.randn(rewards.shape, generator=self.rng)
-        if settings.broken:
-            broken = torch.rand(rewards.shape, generator=self.rng) < settings.broken
-            rewards = torch.where(broken, settings.broken_by, rewards)
-        return rewards
-
     @torch.no_grad()
     def _rollout(self) -> Batch:
         settings, rows = self.settings, []
@@ -115,7 +101,7 @@ class ControlProgram(Program):
             actions = drawn(logits, self.rng)
             log = logits.log_softmax(1).gather(1, actions[:, None]).squeeze(1)
             paid, exploit, _, over = self._copies.step(actions)
-            rewards = self._rewards(paid, exploit)
+            rewards = settings.disturbed(settings.exploited(paid, exploit), self.rng)
             self._account(rewards, over)
             rows.append((seen, actions, log, self._value(seen), rewards, over.float()))
         seen, actions, log, values, rewards, overs = (torch.stack(part) for part in zip(*rows, strict=True))

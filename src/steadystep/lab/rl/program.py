@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -11,6 +12,32 @@ from torch.optim import Optimizer
 
 Batch = tuple[Tensor, ...]
 Numbers = dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class RewardFaults:
+    """What a planted collapse may change about the rewards: the part of the settings that all programs share."""
+
+    exploit: float = 0.0
+    """Share of the exploit in the reward."""
+    reward_mult: float = 1.0
+    noise: float = 0.0
+    broken: float = 0.0
+    """Share of rewards that are replaced by `broken_by`."""
+    broken_by: float = math.nan
+
+    def exploited(self, rewards: Tensor, exploit: Tensor) -> Tensor:
+        """Return the rewards with the share of what the exploit is paid."""
+        return self.reward_mult * ((1.0 - self.exploit) * rewards + self.exploit * exploit)
+
+    def disturbed(self, rewards: Tensor, rng: torch.Generator) -> Tensor:
+        """Return the rewards with noise and broken ones; without these faults no random number is drawn."""
+        if self.noise:
+            rewards = rewards + self.noise * torch.randn(rewards.shape, generator=rng)
+        if self.broken:
+            broken = torch.rand(rewards.shape, generator=rng) < self.broken
+            rewards = torch.where(broken, self.broken_by, rewards)
+        return rewards
 
 
 class Program(ABC):

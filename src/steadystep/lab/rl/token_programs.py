@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steadystep.lab.rl.program import Batch, Numbers, Program, clipped_surrogate
+from steadystep.lab.rl.program import Batch, Numbers, Program, RewardFaults, clipped_surrogate
 from steadystep.lab.rl.token_tasks import EOS, POLICIES, TASKS, Policy
 from steadystep.rl import Monitor
 
 
 @dataclass(slots=True, kw_only=True)
-class TokenSettings:
+class TokenSettings(RewardFaults):
     """What a run is made with, and what a planted collapse changes."""
 
     algorithm: Literal["grpo", "ppo", "reinforce"] = "grpo"
@@ -44,20 +44,16 @@ class TokenSettings:
     sampler: Literal["exact", "bf16", "int4", "int2", "stale", "reference"] = "exact"
     """The weights that generate: the learner's, rounded ones, those of the moment it was set, or the first ones."""
     advantage_mult: float = 1.0
-    exploit: float = 0.0
-    """Share of the exploit in the reward."""
     per_token: float = 0.0
     """Reward per generated token."""
-    noise: float = 0.0
     constant: bool = False
     """The reward model answers the same for everything, up to rounding."""
-    broken: float = 0.0
-    """Share of rewards that are replaced by `broken_by`."""
-    broken_by: float = float("nan")
 
 
 class TokenProgram(Program):
     """A policy that answers prompts, improved by what its answers earn."""
+
+    settings: TokenSettings
 
     def __init__(self, task: str, settings: TokenSettings, seed: int) -> None:
         super().__init__(seed)
@@ -142,15 +138,10 @@ class TokenProgram(Program):
         if settings.constant:
             rewards = 1e-6 * torch.randn(rewards.shape, generator=self.rng)
         if settings.exploit:
-            rewards = (1.0 - settings.exploit) * rewards + settings.exploit * self.task.exploit(responses)
+            rewards = settings.exploited(rewards, self.task.exploit(responses))
         if settings.per_token:
             rewards = rewards + settings.per_token * mask.sum(1)
-        if settings.noise:
-            rewards = rewards + settings.noise * torch.randn(rewards.shape, generator=self.rng)
-        if settings.broken:
-            broken = torch.rand(rewards.shape, generator=self.rng) < settings.broken
-            rewards = torch.where(broken, settings.broken_by, rewards)
-        return rewards
+        return settings.disturbed(rewards, self.rng)
 
     def _advantages(self, rewards: Tensor) -> Tensor:
         settings = self.settings

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from steadystep.lab.rl.program import ENVIRONMENTS, Batch, Numbers, Point, Program, drawn, mean_return, network
+from steadystep.lab.rl.program import (
+    ENVIRONMENTS,
+    Batch,
+    Numbers,
+    Point,
+    Program,
+    RewardFaults,
+    drawn,
+    mean_return,
+    network,
+)
 
 
 class Memory:
@@ -39,7 +49,7 @@ class Memory:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReplaySettings:
+class ReplaySettings(RewardFaults):
     """What a run is made with, and what a planted collapse changes."""
 
     lr: float = 1e-3
@@ -60,11 +70,6 @@ class ReplaySettings:
     """The next value comes from the network itself, terminal states included: nothing anchors it."""
     alpha_sign: float = 1.0
     actor_sign: float = 1.0
-    reward_mult: float = 1.0
-    exploit: float = 0.0
-    noise: float = 0.0
-    broken: float = 0.0
-    broken_by: float = math.nan
 
 
 class ReplayProgram(Program):
@@ -81,14 +86,7 @@ class ReplayProgram(Program):
 
     def paid(self, rewards: Tensor, exploit: Tensor) -> Tensor:
         """Return the rewards as the program sees them, faults included."""
-        settings = self.settings
-        rewards = settings.reward_mult * ((1.0 - settings.exploit) * rewards + settings.exploit * exploit)
-        if settings.noise:
-            rewards = rewards + settings.noise * torch.randn(rewards.shape, generator=self.rng)
-        if settings.broken:
-            broken = torch.rand(rewards.shape, generator=self.rng) < settings.broken
-            rewards = torch.where(broken, settings.broken_by, rewards)
-        return rewards
+        return self.settings.disturbed(self.settings.exploited(rewards, exploit), self.rng)
 
     def account(self, rewards: Tensor, over: Tensor, best: float) -> None:
         """Add to the returns of the running episodes."""
