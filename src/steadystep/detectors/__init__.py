@@ -16,8 +16,9 @@ from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, Sus
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
-from steadystep.detectors.reward import RewardCollapse, RewardHacking, ValueDivergence
+from steadystep.detectors.reward import RewardCollapse, RewardHacking
 from steadystep.detectors.slow_divergence import SlowDivergence
+from steadystep.detectors.value_divergence import ValueDivergence
 from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
 
 __all__ = [

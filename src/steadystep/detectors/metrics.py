@@ -36,8 +36,8 @@ _COLLAPSED, _BACK = 0.05, 0.2  # of the entropy at the beginning
 class EntropyCollapse:
     """Warns when a metric with "entropy" in its name has fallen to a twentieth of its initial value.
 
-    A note when a reward has risen since: the policy may have converged. Where the readings follow R = -a e^H + b, the
-    reward at zero entropy is forecast.
+    A note where a reward has risen by more than rewards still differ: the policy may have converged. Where readings
+    follow R = -a e^H + b, the reward at zero entropy is forecast.
     """
 
     name = "entropy-collapse"
@@ -60,8 +60,7 @@ class EntropyCollapse:
         reward = next((value for name, value in signals.metrics.items() if canonical(name) == "reward"), None)
         if reward is not None and len(entropies) == 1:
             self._fit.add(entropy=signals.metrics[entropies[0]] * conversion(entropies[0])[0], reward=reward)
-        found = [self._look(name, signals.step) for name in entropies]
-        return tuple(finding for finding in found if finding is not None)
+        return tuple(found for name in entropies if (found := self._look(name, signals.step)) is not None)
 
     def _learn(self, name: str, value: float) -> None:
         if value - value != 0.0:
@@ -86,21 +85,22 @@ class EntropyCollapse:
         self._told.append(name)
         what, ceiling = f"{name} fell from {before:.3g} to {now:.3g}", self._fit.ceiling
         what += "" if ceiling is None else f"; at zero entropy the reward would end at {ceiling:.3g}"
-        limit = _COLLAPSED * before
-        severity: Severity = "info" if self._better() else "warn"
         return Finding(
             detector=self.name,
             step=step,
-            severity=severity,
+            severity="info" if self._better() else "warn",
             value=now,
-            limit=limit,
+            limit=_COLLAPSED * before,
             baseline=before,
             what=what,
         )
 
     def _better(self) -> bool:
-        rewards = [name for name in self._recent if "reward" in words(name) and "std" not in words(name)]
-        return any(_median(self._recent[name]) > max(self._first[name]) for name in rewards)
+        """Whether a reward has risen by more than rewards still differ: who has solved the task is certain."""
+        known = [(name, "std" in words(name)) for name in self._recent if "reward" in words(name)]
+        spread = max((_median(self._recent[name]) for name, is_spread in known if is_spread), default=0.0)
+        ends = ((self._first[name], _median(self._recent[name])) for name, is_spread in known if not is_spread)
+        return any(now > max(first) and now - _median(first) > spread for first, now in ends)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""

@@ -1,10 +1,10 @@
-"""What a policy earns against what it earned: collapse, reward hacking, and a value function that runs away."""
+"""What a policy earns against what it earned: collapse, and reward hacking."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, final
 
 from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
@@ -233,67 +233,3 @@ class RewardHacking:
         self._lengths = [[float(v) for v in part] for part in state["lengths"]]
         self._told = [str(name) for name in state["told"]]
         self._jump.load_state_dict(state)
-
-
-_LONG, _SHORT = 256, 32  # readings
-_GREW, _ERRED = 10.0, 100.0  # times, within the long window
-_OF_VALUES = ("value_loss", "value_mean", "explained_variance", "reward")
-
-
-@final
-class ValueDivergence:
-    """Warns when the value function runs away: values 10 times and errors 100 times those of 256 readings before.
-
-    Not where the reward has risen as well. Also when it explains less than a constant would (explained variance below
-    -0.5) with ten times its error before.
-    """
-
-    name = "value-divergence"
-    needs = "metrics"
-
-    def __init__(self) -> None:
-        self._kept: dict[str, list[float]] = {name: [] for name in _OF_VALUES}
-        self._told = False
-
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Return a finding when errors and values grow without more reward."""
-        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
-        if "value_loss" not in metrics:
-            return ()
-        for name, values in self._kept.items():
-            if name in metrics:
-                values.append(metrics[name])
-                del values[:-_LONG]
-        losses = self._kept["value_loss"]
-        if len(losses) < _LONG // 2:
-            return ()
-        before, now = median(losses[:_SHORT]), median(losses[-_SHORT:])
-        size = [abs(median(part)) for part in self._ends("value_mean")]
-        rewards = [fmean(part) for part in self._ends("reward")]
-        risen = len(rewards) == 2 and rewards[1] > rewards[0] + 0.1 * abs(rewards[0])
-        ran_away = len(size) == 2 and size[1] > _GREW * max(size[0], 1.0) and now > _ERRED * before
-        fits = self._kept["explained_variance"][-_SHORT:]
-        useless = len(fits) == _SHORT and median(fits) < -0.5 and now > _GREW * before
-        if not (ran_away or useless) or risen:
-            self._told = self._told and now > _GREW * before
-            return ()
-        if self._told:
-            return ()
-        self._told = True
-        what = f"the error of the value function grew from {before:.3g} to {now:.3g}"
-        what += f", its values from {size[0]:.3g} to {size[1]:.3g}" if ran_away else f", it explains {median(fits):.2g}"
-        since = signals.step - _SHORT
-        return (finding(self.name, signals.step, "warn", now, _GREW * before, what, baseline=before, since=since),)
-
-    def _ends(self, name: str) -> list[list[float]]:
-        values = self._kept[name]
-        return [values[:_SHORT], values[-_SHORT:]] if len(values) >= _LONG // 2 else []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, ready for JSON."""
-        return {"kept": {name: list(values) for name, values in self._kept.items()}, "told": self._told}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._kept = {name: [float(v) for v in state["kept"].get(name, ())] for name in self._kept}
-        self._told = bool(state["told"])

@@ -107,11 +107,10 @@ class PolicyTrial:
         controls, step = self._controls, signals.step
         if controls is None or controls.evaluate is None or self._failures >= _MOST_FAILURES:
             return signals, found
-        suspected = next((f for f in found if f.detector in OF_A_POLICY), None)
-        again = controls.looks and step - controls.looks[-1][0] < _SOONEST
-        if suspected is not None and again and (suspected.severity, suspected.where) == ("info", ()):
-            suspected = None  # a note that is repeated with every reading
-        if (suspected is None and step < self.due) or signals.counterfactual is not None:
+        again = bool(controls.looks) and step - controls.looks[-1][0] < _SOONEST
+        # why not all: some notes are repeated with every reading
+        suspected = any(f.detector in OF_A_POLICY and not (again and _is_plain_note(f)) for f in found)
+        if (not suspected and step < self.due) or signals.counterfactual is not None:
             return signals, found
         every = controls.every or 10 * ROLLOUTS
         self.due = step + (min(every, _SOONEST) if self._alert(step, _WATCHED) else every)
@@ -259,6 +258,10 @@ class PolicyTrial:
         best = self._best(series, states)
         if best is not None:
             yield Ask("pin", states=[best])
+
+
+def _is_plain_note(finding: Finding) -> bool:
+    return (finding.severity, finding.where) == ("info", ())
 
 
 def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:

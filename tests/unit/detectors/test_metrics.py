@@ -62,6 +62,14 @@ class TestEntropyCollapse:
         assert [f.severity for f in shown(EntropyCollapse, reward_std=reward, entropy=entropy)] == ["warn"]
         assert [f.severity for f in shown(EntropyCollapse, score=reward, entropy=entropy)] == ["warn"]
 
+    @pytest.mark.parametrize(("spread", "severity"), [(0.9, "info"), (1.0, "warn")])
+    def test_a_task_is_not_solved_while_rewards_differ_by_more_than_was_gained(
+        self, spread: float, severity: str
+    ) -> None:
+        entropy, reward = [2.0] * 16 + [0.05] * 10, [1.0] * 16 + [2.0] * 10
+        found = shown(EntropyCollapse, entropy=entropy, reward=reward, reward_std=[0.2] * 16 + [spread] * 10)
+        assert [f.severity for f in found] == [severity]
+
     def test_each_entropy_by_itself(self) -> None:
         found = shown(EntropyCollapse, entropy=[2.0] * 16 + [0.05] * 8, head_entropy=[1.0] * 16 + [0.01] * 8)
         assert [f.baseline for f in found] == [2.0, 1.0]

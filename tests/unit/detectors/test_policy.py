@@ -136,3 +136,25 @@ class TestValueDivergence:
         loss = [min(10.0, 0.1 + 0.1 * i) for i in range(400)]
         mean = [min(50.0, 0.5 * i) for i in range(400)]
         assert shown(ValueDivergence, value_loss=loss, value_mean=mean, reward=[i / 4 for i in range(400)]) == []
+
+    def test_a_break_is_said_within_eight_readings(self) -> None:
+        loss, mean, reward = [0.01] * 200 + [1.0] * 60, [4.0] * 200 + [4.0 + i for i in range(60)], [1.0] * 260
+        found = shown(ValueDivergence, value_loss=loss, value_mean=mean, reward=reward)
+        assert [(f.step, f.severity, f.since) for f in found] == [(207, "warn", 199)]
+        assert found[0].what == "the error of the value function grew from 0.01 to 1, its values from 4 to 11"
+
+    @pytest.mark.parametrize(
+        ("loss", "mean", "reward"),
+        [
+            (0.3, 8.5, 1.0),  # the error is not beyond 30 times
+            (1.0, 8.0, 1.0),  # the values are twice what they were, and no more
+            (1.0, 8.5, 1.2),  # so is the reward
+        ],
+    )
+    def test_a_value_function_that_learns_something_new(self, loss: float, mean: float, reward: float) -> None:
+        losses, means, rewards = [0.01] * 200 + [loss] * 20, [4.0] * 200 + [mean] * 20, [1.0] * 200 + [reward] * 20
+        assert shown(ValueDivergence, value_loss=losses, value_mean=means, reward=rewards) == []
+
+    def test_a_break_is_not_said_where_no_reward_is_known(self) -> None:
+        loss, mean = [0.01] * 200 + [1.0] * 20, [4.0] * 200 + [9.0] * 20
+        assert shown(ValueDivergence, value_loss=loss, value_mean=mean) == []

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -125,7 +125,7 @@ def lived(
     *,
     steps: int = 200,
     mode: Any = "autopilot",
-    notes: dict[int, Finding] | None = None,
+    notes: dict[int, Finding | tuple[Finding, ...]] | None = None,
     metrics: dict[str, float] | None = None,
     every: int = 5,
 ) -> tuple[list[Finding], list[Ask], Controls]:
@@ -134,7 +134,8 @@ def lived(
     trial.controls, asked, said = controls, list[Ask](), list[Finding]()
     for step in range(steps):
         states = [KeptState(at) for at in range(19, step, 20)]
-        found = tuple(f for at, f in (notes or {}).items() if at == step)
+        note = (notes or {}).get(step, ())
+        found = note if isinstance(note, tuple) else (note,)
         if not found and step < trial.due:
             continue
         playing = trial.play(
@@ -274,6 +275,13 @@ def test_a_reward_that_jumps_without_the_policy_is_the_grader(moves: bool, named
     level = (lambda step: 0.1 if step < 60 else 0.5 if step < 148 else 0.9) if moves else falls(10_000)
     said, _, _ = lived(level, notes={150: jump})
     assert [f.detector for f in said] == named
+
+
+@pytest.mark.parametrize("step", [150, 151])
+def test_a_jump_is_looked_at_beside_a_note_that_repeats_and_right_after_a_look(step: int) -> None:
+    note = Finding(detector="reward-collapse", step=step, severity="info", value=0.1, limit=0.5, what="fell")
+    jump = replace(note, detector="reward-hacking", where=("reward",))
+    assert [f.detector for f in lived(falls(10_000), notes={step: (note, jump)})[0]] == ["reward-hacking"]
 
 
 def test_rollouts_too_noisy_to_tell_do_not_accuse_the_grader() -> None:
