@@ -240,32 +240,6 @@ def rate_of_adam_for_adagrad(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program(
-    "tabular",
-    "regularisation-too-strong",
-    story="A penalty written by hand adds the sizes of all weights, not their squares, with the factor of the squares.",
-    loss_tells=False,
-)
-def norms_for_squares(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data = friedman(seed + 12)
-    net = mlp(8, 48, 48, 1)
-
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        weights = [m.weight for m in net.modules() if isinstance(m, nn.Linear)]
-        penalty = sum(w.abs().sum() if faulty else w.square().sum() for w in weights)
-        return F.mse_loss(net(batch[0]).squeeze(1), batch[1]) + 5e-3 * penalty
-
-    return Setup(
-        model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
-        loss=loss,
-        batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=350,
-        score=lambda: explained(net, data.x_test, data.y_test),
-    )
-
-
 LOOPS = (
     doubt_is_free,
     adagrad_made_anew,
@@ -275,5 +249,4 @@ LOOPS = (
     payments_in_cents,
     clipped_in_another_unit,
     rate_of_adam_for_adagrad,
-    norms_for_squares,
 )
