@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .data import Split, digits, friedman, generator, series, split, table
+from .data import Split, digits, friedman, generator, split, table
 from .program import LoopFaults, Setup, program
 from .shared import accuracy, binary_accuracy, evaluating, explained, mlp, tuples
 
@@ -227,33 +227,6 @@ def compared_with_a_string(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program(
-    "series",
-    "target-leak",
-    "suspicious-perfection",
-    story="A moving average is centred: the feature of a window holds the value to be forecast; in use it cannot.",
-    loss_tells=False,
-)
-def centred_average(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data = series(seed + 4)
-
-    def features(x: Tensor, y: Tensor, centred: bool) -> Tensor:
-        recent = torch.cat([x[:, -2:], y.unsqueeze(1)], dim=1) if centred else x[:, -3:]
-        return torch.cat([x[:, -6:] + 0.6 * torch.sin(7.3 * x[:, -6:]), recent.mean(1, keepdim=True)], dim=1)
-
-    net = mlp(7, 32, 1, act=nn.ReLU)
-    x_test = features(data.x_test, data.y_test, centred=False)
-    return Setup(
-        model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
-        loss=lambda batch: F.mse_loss(net(batch[0]).squeeze(1), batch[1]),
-        batches=tuples(features(data.x, data.y, centred=faulty), data.y, size=32, seed=seed),
-        num_steps=300,
-        score=lambda: explained(net, x_test, data.y_test),
-    )
-
-
 TABULAR = (
     shortest_time_first,
     one_patient_at_a_time,
@@ -261,5 +234,4 @@ TABULAR = (
     experts_in_a_list,
     lecture_without_clearing,
     compared_with_a_string,
-    centred_average,
 )
