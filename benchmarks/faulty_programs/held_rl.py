@@ -1,4 +1,4 @@
-"""Held programs that learn from rewards, and one that imitates."""
+"""Held programs that learn from rewards."""
 
 import copy
 from collections.abc import Iterator
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn import functional as F  # noqa: N812
-from torch.optim.lr_scheduler import ExponentialLR
 
-from .data import digits, generator, split
+from .data import digits, generator
 from .program import Setup, program
-from .shared import evaluating, explained, mlp, tuples
+from .shared import evaluating, mlp
 
 
 @dataclass
@@ -231,36 +230,9 @@ def divergence_is_rewarded(faulty: bool, seed: int) -> Setup:
     )
 
 
-@program(
-    "imitation",
-    "schedule-error",
-    "learning-rate-too-low",
-    story="ExponentialLR with the factor of an epoch, 0.9, is stepped after every batch.",
-    source="https://github.com/nodefluxio/vortex/issues/58",
-)
-def decay_of_an_epoch_each_batch(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    g = generator(seed)
-    states = torch.randn(1200, 6, generator=g)
-    expert = torch.tanh(states @ torch.randn(6, 2, generator=g)) * states[:, :1].cos() + 0.5 * states[:, 1:2].sin()
-    data = split(states, expert)
-    pupil = mlp(6, 48, 2, act=nn.Hardswish)
-    optimizer = torch.optim.SGD(pupil.parameters(), lr=0.05, momentum=0.9)
-    return Setup(
-        model=pupil,
-        optimizer=optimizer,
-        loss=lambda batch: F.mse_loss(pupil(batch[0]), batch[1]),
-        batches=tuples(data.x, data.y, size=32, seed=seed),
-        num_steps=300,
-        score=lambda: explained(pupil, data.x_test, data.y_test),
-        scheduler=ExponentialLR(optimizer, 0.9 if faulty else 0.9 ** (1 / 28)),
-    )
-
-
 RL = (
     entropy_is_charged,
     rewards_like_actions,
     advantage_minus_itself,
     divergence_is_rewarded,
-    decay_of_an_epoch_each_batch,
 )
