@@ -27,7 +27,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", help="run the programs whose name contains one of these")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next"), help="default: develop and sealed"
+        "--half",
+        choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held"),
+        help="default: develop and sealed",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

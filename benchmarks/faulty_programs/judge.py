@@ -201,7 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("how", choices=("diagnose", "examine", "untrained"))
     parser.add_argument("parts", nargs="*", help="only programs whose name contains one of these")
-    parser.add_argument("--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next"), required=True)
+    parser.add_argument(
+        "--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held"), required=True
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(

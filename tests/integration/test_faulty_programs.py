@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from faulty_programs import EVERY, LATER, NEXT, PROGRAMS, UNSEEN, half
+from faulty_programs import EVERY, HELD, LATER, NEXT, PROGRAMS, UNSEEN, half
 from faulty_programs.program import LABELS, Program, Setup, train
 
 FAULTY = tuple(program for program in PROGRAMS if program.faults)
@@ -42,6 +42,11 @@ def test_later_programs_run_and_start_where_their_twins_start() -> None:
 @pytest.mark.slow
 def test_next_programs_run_and_start_where_their_twins_start() -> None:
     run_and_compare(NEXT)
+
+
+@pytest.mark.slow
+def test_held_programs_run_and_start_where_their_twins_start() -> None:
+    run_and_compare(HELD)
 
 
 def run_and_compare(programs: Sequence[Program]) -> None:
@@ -97,7 +102,7 @@ def test_the_unseen_set_stands_apart() -> None:
     assert sum(not program.faults for program in UNSEEN) >= 12
 
 
-@pytest.mark.parametrize(("programs", "name"), [(LATER, "later"), (NEXT, "next")])
+@pytest.mark.parametrize(("programs", "name"), [(LATER, "later"), (NEXT, "next"), (HELD, "held")])
 def test_the_later_sets_stand_apart(programs: Sequence[Program], name: str) -> None:
     assert {half(program) for program in programs} == {name}
     assert not set(programs) & set(PROGRAMS)
