@@ -17,9 +17,10 @@ from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
 from steadystep.detectors.reward import RewardCollapse, RewardHacking
+from steadystep.detectors.saturation import SaturatedUnits
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.value_divergence import ValueDivergence
-from steadystep.detectors.vanishing_gradient import SaturatedUnits, VanishingGradient, ZeroGradient
+from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
 
 __all__ = [
     "AttentionLogitGrowth",

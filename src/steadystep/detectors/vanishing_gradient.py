@@ -4,7 +4,6 @@ import math
 from statistics import median_low
 from typing import Any, final
 
-from steadystep.detectors.detector import Runs
 from steadystep.records import Finding, Signals
 
 _LIMIT = 1e-4
@@ -234,61 +233,3 @@ class SuddenZero:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._without = int(state["without"])
-
-
-_SATURATED = 0.7  # of the values of an activation
-_SATURATED_QUIET_STEPS = 4  # the first probes follow each other too closely to count as lasting
-_LEARNT = 0.5  # of the first loss: below it, a classifier is sure of itself and saturates rightly
-
-
-@final
-class SaturatedUnits:
-    """Warns once for each activation with over 70 % saturated values in three probes in a row and a loss still high.
-
-    A loss that started at zero or below counts as high while it has not fallen at all.
-    """
-
-    name = "saturated-units"
-
-    def __init__(self) -> None:
-        self._runs = Runs(3)
-        self._first: float | None = None
-
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Return one finding for all activations that were just confirmed saturated."""
-        if self._first is None and math.isfinite(signals.loss):
-            self._first = signals.loss
-        probe = signals.probe
-        if probe is None or not probe.saturated or probe.step <= _SATURATED_QUIET_STEPS:
-            return ()
-        high = self._is_high(signals.loss)
-        shares = dict(zip(probe.modules, probe.saturated, strict=False))
-        where = self._runs.add({name: high and share > _SATURATED for name, share in shares.items()})
-        if not where:
-            return ()
-        worst = max(shares[name] for name in where)
-        return (
-            Finding(
-                detector=self.name,
-                step=signals.step,
-                severity="warn",
-                value=worst,
-                limit=_SATURATED,
-                what=f"up to {worst:.0%} of the outputs of a sigmoid or tanh are saturated",
-                where=where,
-            ),
-        )
-
-    def _is_high(self, loss: float) -> bool:
-        if self._first is None:
-            return False
-        return loss > _LEARNT * self._first if self._first > 0.0 else loss >= self._first
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, ready for JSON."""
-        return {"runs": self._runs.state_dict(), "first": self._first}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._runs.load_state_dict(state["runs"])
-        self._first = None if state["first"] is None else float(state["first"])

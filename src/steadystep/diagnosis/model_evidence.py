@@ -97,8 +97,8 @@ def mostly_frozen(facts: Facts) -> str:
 
 
 def rate_always_zero(facts: Facts) -> str:
-    """No schedule, and a learning rate of 0."""
-    if facts.structure.announced or not _never_any_rate(facts):
+    """No schedule, and a learning rate of 0, not none at all: then the loop or the optimizer has its own."""
+    if facts.structure.announced or not facts.structure.rate_zero or not _never_any_rate(facts):
         return ""
     return f"the learning rate was 0 in all {facts.trace.num_updates} updates"
 

@@ -90,11 +90,16 @@ def distance_of_shares(facts: Facts) -> str:
 
 
 def bottomless(facts: Facts) -> str:
-    """A loss that falls below zero and on, faster and faster, until numbers end."""
+    """A loss that falls below zero and on, faster and faster, until numbers end.
+
+    All of it falls: single losses of a policy gradient, a sum over an episode, reach far below zero as well.
+    """
     losses, first = facts.trace.losses, facts.trace.first
     if len(losses) < 16 or is_policy(facts) or facts.opposed or supervised(facts):
         return ""
-    if not min(losses) < -10.0 * max(abs(first[0]), 1.0) or min(losses[-4:]) > 0.1 * min(losses):
+    quarter = len(losses) // 4
+    before, last = median(losses[-2 * quarter : -quarter]), median(losses[-quarter:])
+    if not last < min(before, -10.0 * max(abs(first[0]), 1.0)) or min(losses[-4:]) > 0.1 * min(losses):
         return ""
     return f"the loss fell from {first[0]:.4g} to {min(losses):.4g} and on: nothing bounds it from below"
 

@@ -282,7 +282,7 @@ class ByHand(Optimizer):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise MisuseError("Guard(model, None): no parameter of this model requires a gradient")
-        super().__init__(trained, {"lr": 0.0})
+        super().__init__(trained, {})  # why no rate: 0 would be one, and a fault
 
     def step(self, closure: Any = None) -> NoReturn:
         """Raise: there is nothing to step."""

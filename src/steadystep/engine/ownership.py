@@ -145,6 +145,13 @@ def _held(optimizer: Optimizer) -> bool:
     return holder is not None and holder() is not None
 
 
+def others_guard(optimizers: Sequence[Optimizer]) -> bool:
+    """Whether another guard's optimizer holds one of the weights that `optimizers` hold."""
+    ours = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    others = [each for each in list(_HOLDERS) if _held(each) and not any(each is one for one in optimizers)]
+    return any(id(p) in ours for each in others for group in each.param_groups for p in group["params"])
+
+
 def reevaluates(optimizer: Optimizer) -> bool:
     """An optimizer that cannot step without one evaluates it as often as it likes."""
     return any(map(optimizers.needs_closure, each_of(optimizer)))

@@ -191,6 +191,7 @@ class Watcher:
             raise UnsupportedError(IN_BACKWARD)
         if not self._begun:
             self._begun = True
+            self._seen.elsewhere.stop()
             self._keep(self._schedulers.find())  # a program may make its scheduler after the watcher
         if self._rounds is not None and not self._rounds.leads(optimizer):
             self._follow(optimizer)

@@ -19,7 +19,7 @@ from steadystep._utils.tensors import is_sharded, local_part
 from steadystep.diagnosis.measured import LoopHabits
 from steadystep.signals import Measurer, UpdateProbes
 from steadystep.snapshots.replay_buffer import RecordedMicroBatch
-from steadystep.watching.listeners import Clip
+from steadystep.watching.listeners import Clip, StepsElsewhere
 from steadystep.watching.recorder import Recorder
 
 _Marks = tuple[int | None, ...]
@@ -58,6 +58,8 @@ class Collected:
         self.before: Callable[[], None] = lambda: None
         """Called before each backward pass of the program."""
         self._habits, self._optimizers = habits or LoopHabits(), optimizers
+        self.elsewhere = StepsElsewhere(optimizers)
+        """Looks for updates before the first step."""
         self._at_step: _Marks | None = None
         self._had_moments = False
         self.passes = 0
@@ -82,6 +84,7 @@ class Collected:
         """Gradients that somebody changed since the last pass were cleared: what was gathered is void."""
         if self._paused:
             return
+        self.elsewhere.look()
         self.before()
         self._before = self._now()
         self._compare_with_step()

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from steadystep._utils.text import logger
+from steadystep.engine.ownership import others_guard
 from steadystep.optimizers import WRAPPER
 
 
@@ -93,6 +95,44 @@ def stop_listening(listener: Listener) -> None:
     plain = _replaced()
     if not _LISTENERS and plain is not None:
         torch.Tensor.backward = plain  # type: ignore[method-assign]
+
+
+_CERTAIN = 8  # changes of the weights; loading them once or twice is none of this
+
+
+@final
+class StepsElsewhere:
+    """Warns once where weights change between backward passes and `step` of their optimizer was never called."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers, self._changes = optimizers, 0
+        self._versions: list[int] | None = None
+
+    def stop(self) -> None:
+        """A step was called."""
+        self._changes = _CERTAIN
+
+    def look(self) -> None:
+        """Another backward pass begins."""
+        if self._changes == _CERTAIN:
+            return
+        versions = [p._version for each in self._optimizers for group in each.param_groups for p in group["params"]]
+        self._changes += self._versions is not None and versions != self._versions
+        self._versions = versions
+        if self._changes == _CERTAIN and not others_guard(self._optimizers):
+            names = " or ".join(f"{type(each).__name__}.step()" for each in self._optimizers)
+            logger.warning(
+                "the weights change between backward passes, and %s has not been called: these updates are not "
+                "guarded. Give watch() %s",
+                names,
+                self._advice(),
+            )
+
+    def _advice(self) -> str:
+        held = ((name, one) for each in self._optimizers for name, one in vars(each).items())
+        inner = next((name for name, one in held if isinstance(one, Optimizer)), "")
+        call = f": watch(model, optimizer.{inner})" if inner else ""
+        return f"the optimizer whose step() the loop calls{call}"
 
 
 _NORM, _SCALE = "_get_total_norm", "_clip_grads_with_norm_"

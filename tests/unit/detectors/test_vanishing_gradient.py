@@ -1,14 +1,14 @@
-"""Gradients that fade or are zero, units that are saturated: where exactly."""
+"""Gradients that fade or are zero: where exactly."""
 
 import math
 from typing import Any
 
 import pytest
 
-from steadystep.detectors import SaturatedUnits, VanishingGradient, ZeroGradient
+from steadystep.detectors import VanishingGradient, ZeroGradient
 from steadystep.detectors.vanishing_gradient import SuddenZero
-from steadystep.records import Finding, Probe, Signals
-from tests.unit.detectors.feeding import fed, row, rows, said
+from steadystep.records import Finding, Signals
+from tests.unit.detectors.feeding import fed, row, rows
 
 NAMES = tuple(name for i in range(8) for name in (f"{i}.weight", f"{i}.bias"))
 
@@ -145,38 +145,3 @@ def test_a_zero_after_64_steps_without_one(before: int, sudden: bool) -> None:
     assert other.update(row(before, norms=A_STOPS)) == sudden
     assert not other.update(row(before + 1, norms=A_STOPS))
     assert other.state_dict() == {"without": 0}
-
-
-def saturated(*shares: float, start: int = 5, losses: list[float] | None = None, first: float = 2.0) -> list[Finding]:
-    level = losses or [2.0] * len(shares)
-    stream = [
-        row(start + i, loss=level[i], probe=Probe(step=start + i, modules=("a", "b"), saturated=(share, 0.1)))
-        for i, share in enumerate(shares)
-    ]
-    return fed(SaturatedUnits, [row(0, loss=math.nan), row(1, loss=first), *stream])
-
-
-class TestSaturatedUnits:
-    def test_three_probes_in_a_row_once(self) -> None:
-        found = saturated(*[0.9] * 8)
-        assert [(f.step, f.severity, f.value, f.limit, f.where) for f in found] == [(7, "warn", 0.9, 0.7, ("a",))]
-        assert saturated(0.9, 0.9, 0.7, 0.9, 0.9) == []
-        assert [f.step for f in saturated(*[0.9] * 3, start=4)] == []
-
-    @pytest.mark.parametrize(
-        ("first", "loss", "told"),
-        [
-            (2.0, 1.1, True),
-            (2.0, 1.0, False),
-            (-1.0, -1.0, True),
-            (-1.0, -1.1, False),
-            (0.0, 0.0, True),
-            (0.0, 1.0, True),
-        ],
-    )
-    def test_only_while_the_loss_is_high(self, first: float, loss: float, told: bool) -> None:
-        assert bool(saturated(*[0.9] * 3, losses=[loss] * 3, first=first)) == told
-
-    def test_nothing_is_known_before_the_first_loss(self) -> None:
-        assert saturated(*[0.9] * 3, losses=[math.nan] * 3, first=math.nan) == []
-        assert said(saturated(*[0.9] * 3, first=math.nan)) == [(7, "warn")]

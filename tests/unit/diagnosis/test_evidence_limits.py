@@ -14,6 +14,7 @@ from steadystep.diagnosis.learning import base_of
 from steadystep.diagnosis.measured import Measured
 from steadystep.diagnosis.ranking import EVIDENCE_RULES, FAULT_RULES, proven
 from steadystep.records import Diagnosis, Plan, Signals, WeightStats
+from tests.unit.diagnosis import made
 from tests.unit.diagnosis.test_mechanisms import FALLS, FLAT, outputs, part, run
 
 Sign = Callable[[Facts], str]
@@ -82,11 +83,20 @@ def test_what_is_said_of_outputs_names_their_range_and_share() -> None:
     assert "targets around 9" in output_evidence.out_of_reach(with_target(seen=seen, mean=9.0, std=1.0))
 
 
+def test_a_loss_without_a_floor_falls_as_a_whole() -> None:
+    episodes = [0.5, -0.3, 0.8, -2.0] * 14 + [0.4, -11.6, 0.7, -1.9]  # sums over the episodes of a policy gradient
+    assert output_evidence.bottomless(made.facts(episodes)) == ""
+    falls = [0.5 - 0.01 * step**2 for step in range(60)]
+    found = output_evidence.bottomless(made.facts(falls))
+    assert found == "the loss fell from 0.5 to -34.31 and on: nothing bounds it from below"
+    assert output_evidence.bottomless(made.facts(falls + [-20.0] * 20)) == ""  # it has come to rest above that
+
+
 @pytest.mark.parametrize(("fan_in", "said"), [(3, False), (4, True)])
 def test_layers_of_three_inputs_have_no_usual_gain(fan_in: int, said: bool) -> None:
     initial = WeightStats(names=("0.weight",), rms=(30.0,))
-    made = run(initial=initial, structure={"fan_ins": (fan_in, fan_in)})
-    assert bool(model_evidence.unusual_gains(made)) is said
+    layers = run(initial=initial, structure={"fan_ins": (fan_in, fan_in)})
+    assert bool(model_evidence.unusual_gains(layers)) is said
 
 
 @pytest.mark.parametrize("kind", ["bce", "bce with logits"])

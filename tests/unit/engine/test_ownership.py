@@ -109,6 +109,21 @@ def test_updates_by_hand_need_no_optimizer() -> None:
     assert again.updates == 7
 
 
+def test_a_loop_without_an_optimizer_has_a_rate_of_its_own() -> None:
+    model = small_net(dropout=0.0)
+    guard = steadystep.Guard(model, None)
+    for x in batches(60):
+        loss = squared(model, x)
+        model.zero_grad()
+        loss.backward()
+        assert guard.inspect(loss).proceeds
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+        guard.commit(stepped=True)
+    assert [each.cause for each in guard.diagnose()] == ["healthy"]
+
+
 def test_what_needs_an_optimizer_says_so() -> None:
     model = nn.Linear(2, 1)
     guard = steadystep.Guard(model, None)
