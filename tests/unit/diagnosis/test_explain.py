@@ -436,3 +436,12 @@ def test_a_diagnosis_asks_for_what_the_run_lacks() -> None:
     plain = explain(GOOD, found)
     assert "max_grad_norm" not in advised(plain, GOOD, Plan(actions=("rescale",))).advice
     assert "max_grad_norm" not in advised(plain, GOOD, Plan(actions=("skip-step",)), Setup(clips=True)).advice
+
+
+@pytest.mark.parametrize("detector", ["gradient-spike", "oscillation", "worse-than-best", "poisoned-moments"])
+@pytest.mark.parametrize("now", [2.0, 3.9])
+def test_a_comparison_decides_about_lasting_rises_only(detector: str, now: float) -> None:
+    plain = cause(finding(detector, "act"))
+    tried = Counterfactual(step=50, old_loss=2.0, current_loss=now, lr=0.01)
+    for beside in ((), (finding("learning-rate-bounds", "info"),), (finding("not-healing", "info"),)):
+        assert cause(finding(detector, "act"), *beside, signals=replace(GOOD, counterfactual=tried)) == plain, beside
