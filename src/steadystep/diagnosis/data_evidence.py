@@ -33,7 +33,7 @@ def constant_targets(facts: Facts) -> str:
     part = target(facts)
     if part is None or not supervised(facts) or part.smallest != part.largest or num_looks(facts) < _ENOUGH_BATCHES:
         return ""
-    if facts.opposed or facts.measured.outputs.last is None or facts.measured.outputs.last.terms > 1:
+    if facts.measured.outputs.last is None or facts.measured.outputs.last.terms > 1:
         return ""
     if part.rows * num_looks(facts) < 64 or part.ignored == 1.0:
         return ""

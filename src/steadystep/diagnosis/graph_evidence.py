@@ -241,7 +241,7 @@ def loud_gradients(facts: Facts) -> str:
     if curve is None or not first or first[0] < _LOUD * max(abs(curve.best), 1.0) or learns(facts):
         return ""
     sizes = [max(abs(each.mean), each.std) for each in (part, inputs) if each is not None]
-    early = norms[: max(4, len(norms) // 4)]
+    early = norms[: len(norms) // 4]
     if max(sizes, default=0.0) >= 20.0 or sorted(early)[len(early) // 2] < _LOUD:
         return ""
     return (

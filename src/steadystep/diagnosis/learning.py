@@ -170,7 +170,7 @@ def supervised(facts: Facts) -> bool:
 def learns(facts: Facts) -> bool:
     """Whether the loss has fallen to half, of that of a constant prediction where it is known, and is near its best."""
     found = progress(facts)
-    if found is None or facts.curve is None or not facts.going_well or found.at_base:
+    if found is None or not facts.going_well:
         return False
     level = found.start if found.base is None else min(found.start, 1.2 * found.base)
     return found.end <= 0.5 * level and (found.base is None or found.beats_base)
@@ -179,7 +179,7 @@ def learns(facts: Facts) -> bool:
 def stuck(facts: Facts) -> Progress | None:
     """A run that has learned nothing: at the level of a constant prediction, or where it began."""
     found = progress(facts)
-    if found is None or found.beats_base or facts.trace.num_updates < JUDGED_AFTER:
+    if found is None or facts.trace.num_updates < JUDGED_AFTER:
         return None
     return found if found.at_base or found.stood_still else None
 

@@ -83,7 +83,7 @@ def rate_of_zero(facts: Facts) -> str:
     still = tuple(name for name in facts.structure.rate_zero if name not in facts.measured.updated)
     total = len(facts.structure.trained)
     # why not all: then a schedule has come to its end, or the rate itself is 0
-    if not _MANY * total <= len(still) < total or not still or not any(facts.trace.lrs) or learns(facts):
+    if not _MANY * total <= len(still) < total or not any(facts.trace.lrs) or learns(facts):
         return ""
     return f"{len(still)} of {len(facts.structure.trained)} parameters have a learning rate of 0 ({names(still)})"
 

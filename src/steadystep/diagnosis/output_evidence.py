@@ -259,7 +259,7 @@ def below_zero(facts: Facts) -> str:
 def rectified_scores(facts: Facts) -> str:
     """Scores of classes that a ReLU has made, in a run that learns little: a class at zero gets no gradient."""
     last, found = first_and_last(facts)[1], progress(facts)
-    if last is None or found is None or last.activation != "relu" or learns(facts) or facts.opposed:
+    if last is None or found is None or last.activation != "relu" or learns(facts):
         return ""
     if last.kind not in ("cross-entropy", "nll", "bce with logits") or facts.trace.num_updates < JUDGED_AFTER:
         return ""

@@ -21,16 +21,6 @@ def flat_reward(facts: Facts) -> str:
     return f"every reward in {num_batches(facts)} batches is {part.smallest:g}"
 
 
-def constant_signal(facts: Facts) -> str:
-    """Numbers beside the actions of a policy that are always the same: nothing is better than anything else."""
-    part = reward(facts)
-    if part is None or flat_reward(facts) or not enough_batches(facts) or part.shape:
-        return ""
-    if part.smallest != part.largest or any(facts.trace.first_norms):
-        return ""
-    return f"{part.name}, which weights the actions, is {part.smallest:g} in all {num_batches(facts)} batches"
-
-
 def certain_policy(facts: Facts) -> str:
     """A policy that has become certain, while its reward has not risen."""
     first, last = first_and_last(facts)

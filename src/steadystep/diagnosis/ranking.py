@@ -136,7 +136,6 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.bottomless),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, batch_evidence.few_inputs, 2.8),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, batch_evidence.constant_part, 3.6),
-    _seen(Cause.FLAT_REWARD, None, policy_evidence.constant_signal, 4.0),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, output_evidence.mostly_penalty, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),

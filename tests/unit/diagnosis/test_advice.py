@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steadystep.diagnosis import ADVICE, Cause, RunHistory
 from steadystep.diagnosis.advice import TIPS, advise, remedies_of
 from steadystep.diagnosis.causes import REMEDY_OF, Remedy
-from steadystep.diagnosis.facts import Setup
+from steadystep.diagnosis.facts import Interventions, Setup
 from steadystep.records import Action, Diagnosis, Finding, Plan, Signals
 
 # What a recommendation looks like in words; a clause about what was done says "the guard ..." and is left out first.
@@ -138,3 +138,60 @@ def test_a_learning_rate_that_was_warmed_up_needs_no_warmup() -> None:
             history.note(Signals(step=step, loss=1.0, grad_norm=1.0, lr=lr), bad, stepped=True)
     assert "warm the learning rate up" in flat.diagnose()[0].advice
     assert "warm the learning rate up" not in warm.diagnose()[0].advice
+
+
+def test_what_was_done_is_one_clause_and_the_gravest_act_comes_first() -> None:
+    acts = (
+        (Action.ROLLBACK, "rolled back"),
+        (Action.RAISE_COEFFICIENT, "raised beta"),
+        (Action.RESTORE_MOMENTS, "restored an earlier state of the optimizer"),
+        (Action.COPY_REPLICA, "copied weights and moments from rank 3"),
+        (Action.BACK_OFF_SCALE, "skipped the update and lowered the loss scale"),
+        (Action.LEAVE_OUT, "left the bad micro-batches out"),
+        (Action.SKIP_STEP, "skipped the update"),
+        (Action.HOLD_LR, "holds the learning rate at 0.001"),
+        (Action.RESCALE, "scaled the gradient down"),
+        (Action.RESTORE_KEPT, "restored the kept objects"),
+    )
+    for place, (action, words) in enumerate(acts):
+        actions = (action, *(later for later, _ in acts[place + 1 :]))
+        lr = 1e-3 if action is Action.HOLD_LR else None
+        text = advise(Cause.UNKNOWN, plan=Plan(actions=actions, lr=lr, rank=3, raises="beta"))
+        assert text.split("; ")[0] == f"the guard {words}" or text.startswith(f"the guard {words} "), action
+        assert text.count("the guard") == 1
+        assert "learning rate" not in text or lr
+    assert advise(Cause.UNKNOWN, plan=Plan(actions=("none of these",))) == ADVICE[Cause.UNKNOWN]
+
+
+def test_a_limit_of_the_rate_is_told_with_what_was_done() -> None:
+    for action in (Action.ROLLBACK, Action.SKIP_STEP):
+        text = advise(Cause.UNKNOWN, plan=Plan(actions=(action, Action.CUT_LR), lr=1e-3))
+        assert "and limited the learning rate to 0.001" in text
+    both = Plan(actions=(Action.RAISE_COEFFICIENT, Action.SKIP_STEP), raises="beta", lr=1e-3)
+    assert "skipped the update" in advise(Cause.UNKNOWN, plan=both)
+
+
+def test_damaged_weights_that_were_undone_are_to_be_confirmed() -> None:
+    undone = Plan(actions=(Action.ROLLBACK,))
+    assert "leaves a bundle" in advise(Cause.DAMAGED_WEIGHTS, plan=undone)
+    assert "replay BUNDLE" in advise(Cause.DAMAGED_WEIGHTS, Setup(writes_bundles=True), undone)
+    assert "to confirm" in advise(Cause.DAMAGED_WEIGHTS, earlier=frozenset({Action.ROLLBACK}))
+    assert "to confirm" not in advise(Cause.DAMAGED_WEIGHTS, plan=Plan(actions=SKIP))
+    assert "to confirm" not in advise(Cause.NON_FINITE_LOSS, plan=undone)
+
+
+def test_settings_of_the_run_are_remedies() -> None:
+    assert remedies_of(Setup()) == frozenset()
+    assert remedies_of(Setup(clips=True)) == {Remedy.CLIP}
+    assert remedies_of(Setup(warms_up=True)) == {Remedy.WARM_UP}
+    assert remedies_of(Setup(gives_batch=True)) == {Remedy.GIVE_BATCH}
+
+
+def test_what_the_guard_did_later_is_told_with_all_it_did() -> None:
+    done = Interventions(Plan(actions=(Action.CUT_LR, Action.SKIP_STEP)))
+    last = Plan(actions=(Action.SKIP_STEP, Action.ROLLBACK), to=3)
+    done.add(last)
+    again = Interventions.from_state(done.state_dict())
+    for each in (done, again):
+        assert each.plan == last
+        assert each.actions == [Action.CUT_LR, Action.SKIP_STEP, Action.ROLLBACK]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from steadystep.diagnosis import ADVICE, Cause, exception_in_step, explain, not_repeatable
 from steadystep.diagnosis.advice import advise
 from steadystep.diagnosis.counterfactual import is_worse
-from steadystep.diagnosis.explain import as_measured
-from steadystep.diagnosis.facts import UNKNOWN_SETUP
-from steadystep.records import Counterfactual, Damage, Diagnosis, Finding, Plan, Severity, Signals
+from steadystep.diagnosis.explain import advised, as_measured, as_warning, of_data
+from steadystep.diagnosis.facts import UNKNOWN_SETUP, Setup
+from steadystep.records import BitFlip, Counterfactual, Damage, Diagnosis, Finding, Plan, Severity, Signals
 
 GOOD = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1, losses=(2.0,))
 DETECTORS = [
@@ -254,6 +254,8 @@ def test_weights_damaged_under_a_risen_learning_rate() -> None:
     assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=0.01, counterfactual=before)) == "damaged-weights"
     for lr, expected in ((0.0131, "learning-rate-too-high"), (0.0129, "damaged-weights")):  # by 1.3
         assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=lr, counterfactual=before)) == expected
+    exactly = replace(before, lr=1.0)
+    assert cause(*lasting, signals=replace(GOOD, loss=4.0, lr=1.3, counterfactual=exactly)) == "damaged-weights"
     unknown = replace(before, lr=0.0)
     assert cause(*lasting, signals=replace(GOOD, loss=4.0, counterfactual=unknown)) == "damaged-weights"
 
@@ -351,3 +353,95 @@ def test_every_case_has_a_cause_of_the_list_and_its_advice(signals: Signals, fou
     assert (diagnosis.cause == "healthy") == (not found)
     assert diagnosis.advice == advise(Cause(diagnosis.cause), as_measured(UNKNOWN_SETUP, signals))
     assert diagnosis.damage is Damage.NONE or found
+
+
+def test_what_led_to_nothing_is_a_warning_without_damage() -> None:
+    found = (finding("weight-jump", "act"), finding("loss-spike", "info"), finding("non-finite", "critical"))
+    told = as_warning(Diagnosis(cause="damaged-weights", damage=Damage.WEIGHTS, findings=found))
+    assert [f.severity for f in told.findings] == ["warn", "info", "critical"]
+    assert (told.cause, told.damage) == ("damaged-weights", Damage.NONE)
+
+
+def test_batches_that_were_to_blame_make_it_bad_data() -> None:
+    told = of_data(Diagnosis(cause="learning-rate-too-high", evidence="high"), 3)
+    assert told.cause == "bad-batch"
+    assert told.evidence.startswith("high; 3 batches are unusual")
+    assert of_data(Diagnosis(cause="repeated-batch"), 3).cause == "repeated-batch"
+
+
+def flip(*, repaired: bool) -> BitFlip:
+    return BitFlip(tensor="0.weight", index=0, bit=30, repaired=repaired)
+
+
+def test_bits_that_are_in_place_again_say_something_about_the_memory() -> None:
+    found, again = finding("bit-flip", "act"), Plan(actions=("skip-step",))
+    for flips, of_memory in (((True,), True), ((True, True), True), ((True, False), False), ((), False)):
+        signals = replace(GOOD, bit_flips=tuple(flip(repaired=each) for each in flips))
+        told = explain(signals, (found,))
+        assert ("ECC" in told.advice) is of_memory, flips
+        assert (advised(told, signals, again) is told) is of_memory
+
+
+def test_a_flipped_bit_damages_where_it_could_not_be_put_back() -> None:
+    for severity, value, damage in (
+        ("act", 1.0, Damage.WEIGHTS),
+        ("critical", 0.5, Damage.WEIGHTS),
+        ("act", 0.0, Damage.NONE),
+        ("warn", 1.0, Damage.NONE),
+    ):
+        assert explain(GOOD, (finding("bit-flip", severity, value=value),)).damage is damage, (severity, value)
+
+
+def test_a_batch_that_repeats_and_rollouts_are_about_the_weights() -> None:
+    assert explain(GOOD, (finding("same-batch", "act"),)).damage is Damage.WEIGHTS
+    assert explain(GOOD, (finding("same-batch", "warn"),)).damage is Damage.NONE
+    tried = Counterfactual(step=50, old_loss=-3.0, current_loss=-1.5, batches=4, rollouts=True)
+    told = explain(replace(GOOD, counterfactual=tried), (finding("reward-collapse", "act"),))
+    assert told.damage is Damage.WEIGHTS
+    assert told.evidence.endswith("4 rollouts earn 1.5 now and 3 with the weights of step 50 on average")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([finding("policy-mismatch", "act"), finding("ratio-explosion", "act")], "policy-mismatch"),
+        ([finding("ratio-explosion", "act"), finding("kl-blow-up", "act")], "ratio-explosion"),
+        ([finding("reward-hacking"), finding("value-divergence")], "reward-hacking"),
+        ([finding("value-divergence"), finding("kl-blow-up")], "value-divergence"),
+        ([finding("reward-collapse"), finding("dead-groups")], "policy-collapse"),
+        ([finding("dead-groups"), finding("flat-reward")], "dead-groups"),
+        ([finding("miscomputation", "act"), finding("bit-flip", "act")], "miscomputed-step"),
+        ([finding("bit-flip", "act"), finding("early-divergence", "act")], "damaged-weights"),
+        ([finding("weight-jump", "act"), finding("odd-replica", "act")], "odd-replica"),
+    ],
+)
+def test_which_of_two_findings_decides(found: list[Finding], expected: str) -> None:
+    assert cause(*found) == cause(*reversed(found)) == expected
+
+
+def test_one_batch_is_told_as_one() -> None:
+    tried = Counterfactual(step=50, old_loss=2.0, current_loss=3.0)
+    told = [
+        explain(replace(GOOD, counterfactual=replace(tried, batches=count)), (finding("not-healing"),)).evidence
+        for count in (1, 2)
+    ]
+    assert "the loss of this batch is" in told[0]
+    assert "the last 2 batches" in told[1]
+
+
+def test_a_diagnosis_asks_for_what_the_run_lacks() -> None:
+    found = (finding("gradient-spike", "act"),)
+    assert "max_grad_norm" in explain(GOOD, found).advice
+    assert "max_grad_norm" not in explain(GOOD, found, Setup(clips=True)).advice
+    plain = explain(GOOD, found)
+    assert "max_grad_norm" not in advised(plain, GOOD, Plan(actions=("rescale",))).advice
+    assert "max_grad_norm" not in advised(plain, GOOD, Plan(actions=("skip-step",)), Setup(clips=True)).advice
+
+
+@pytest.mark.parametrize("detector", ["gradient-spike", "oscillation", "worse-than-best", "poisoned-moments"])
+@pytest.mark.parametrize("now", [2.0, 3.9])
+def test_a_comparison_decides_about_lasting_rises_only(detector: str, now: float) -> None:
+    plain = cause(finding(detector, "act"))
+    tried = Counterfactual(step=50, old_loss=2.0, current_loss=now, lr=0.01)
+    for beside in ((), (finding("learning-rate-bounds", "info"),), (finding("not-healing", "info"),)):
+        assert cause(finding(detector, "act"), *beside, signals=replace(GOOD, counterfactual=tried)) == plain, beside

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from steadystep.diagnosis import learning_evidence as signs
 from steadystep.diagnosis.facts import Facts
 from steadystep.records import DetectorName, Probe
+from tests.unit.diagnosis.limits import At, at_limits, run
 from tests.unit.diagnosis.made import curve, facts, finding, tallies, tally
 
 
@@ -293,3 +295,132 @@ class TestDrowned:
 
     def test_the_share_is_named(self) -> None:
         assert "150%" in signs.drowned(facts(ratios=(0.03,), curve=curve(noise=3.0)))
+
+
+NAMES = ("0.weight", "1.weight", "2.weight")
+
+
+def updated(*sizes: float, names: tuple[str, ...] = NAMES, **more: Any) -> dict[str, Any]:
+    """The last probe, in a run that learned nothing."""
+    count = len(sizes)
+    found = {"probe.names": names[:count], "probe.weight_rms": (1.0,) * count, "probe.update_rms": sizes}
+    return found | {"measured.touched": set(names), "measured.updated": set(names[1:count])} | more
+
+
+@at_limits(
+    At(
+        signs.carries_over,
+        {"loop.carried": 100},
+        {"loop.carried": (5, 4), "loop.renewed": (99, 100), "opposed": (False, True)},
+        also=(
+            ({"loop.renewed": 14, "end": 0.7}, {"loop.renewed": 15, "end": 0.1}),
+            ({"loop.renewed": 14, "end": 0.1}, {"loop.renewed": 15, "end": 0.1}),
+            # updates that change nothing
+            ({"end": 0.7}, {"end": 0.7, "probe.update_rms": (0.0,)}),
+        ),
+    ),
+    At(
+        signs.clears,
+        {"loop.renewed": 256},
+        {"loop.carried": (0, 1), "loop.renewed": (231, 230)},
+        also=(({"updates": 2, "loop.renewed": 4}, {"updates": 2, "loop.renewed": 3}),),
+    ),
+    At(
+        signs.lost_moments,
+        {"warned": {"lost-moments": tally(finding("lost-moments"))}},
+        {"warned": (..., {})},
+        also=(
+            ({}, {"end": 0.1}),
+            ({"end": 0.1, "loop.emptied": 13}, {"end": 0.1, "loop.emptied": 12}),
+            (
+                {"end": 0.1, "warned": tallies("lost-moments", times=13)},
+                {"end": 0.1, "warned": tallies("lost-moments", times=12)},
+            ),
+        ),
+    ),
+    At(signs.forgets, {"loop.emptied": 9}, {"loop.emptied": (3, 2)}),
+    At(
+        signs.clipped,
+        {"warned": ("clip-rate",)},
+        {"warned": (("clip-rate",), ("loss-spike",))},
+        also=(
+            ({"structure.scale_free": True}, {"structure.scale_free": True, "end": 0.9}),
+            ({"end": 0.9}, {"structure.scale_free": True, "end": 0.9}),
+            (
+                {"structure.scale_free": True, "end": 0.9, "curve.best": 0.1},
+                {"structure.scale_free": True, "end": 0.9, "curve.best": 0.9},
+            ),
+        ),
+    ),
+    At(
+        signs.vanishing,
+        {"warned": {"vanishing-gradient": tally(finding(value=1e-9))}},
+        {"warned": [(..., {"vanishing-gradient": tally(finding(value=0.0))}), (..., {})]},
+    ),
+    At(
+        signs.unreached,
+        {"warned": {"zero-gradient": tally(finding(where=("0.weight", "0.bias")))}},
+        {
+            "warned": [
+                ({"zero-gradient": tally(finding())}, {"zero-gradient": tally(finding(where=("0.bias", "2.bias")))}),
+                (..., {}),
+            ]
+        },
+    ),
+    At(
+        signs.done,
+        {"losses": [0.0] * 256, "norms": [1.0] * 12 + [0.0] * 244},
+        {"losses": ([1.0] * 7 + [0.0] * 249, [1.0] * 8 + [0.0] * 248), "measured.rewarded": (False, True)},
+    ),
+    At(signs.hardly_moves, {"highest_ratio": 1e-6}, {"target.variance": (1.0, 1.1), "highest_ratio": (9e-6, 1e-5)}),
+    At(
+        signs.drowned,
+        {"ratio": 0.03, "curve.noise": 3.0},
+        {"target.variance": (1.0, 1.1), "ratio": (..., None)},
+        also=(({"start": 1.01}, {"start": 1.1}),),
+    ),
+    At(
+        signs.always_zero,
+        updated(0.0, 1.0, 1.0),
+        {
+            "measured.touched": (set(NAMES), {"1.weight", "2.weight"}),
+            "measured.updated": [({"2.weight"}, set()), (..., set(NAMES))],
+            "structure.rate_zero": ((), ("0.weight",)),
+            "structure.half": (0, 1),
+            "structure.coarse": (0, 1),
+            "warned": (("loss-spike",), ("dead-units",)),
+            "probe.weight_rms": (..., (0.0, 1.0, 1.0)),
+            "end": (1.0, 0.7),
+        },
+        also=(
+            ({}, updated(0.0, 1.0, 1.0, 1.0, names=(*NAMES, "3.weight"))),
+            (updated(0.0, 0.01, 1.0), updated(0.0, 0.009, 1.0)),
+            ({}, {"probe.names": ("0.bias", "1.bias", "2.weight")}),
+            ({}, {"probe.modules": ("act",), "probe.dead": (1.0,)}),
+        ),
+    ),
+    At(
+        signs.guesses,
+        {"kind": "", "ratio": 1e-3, "start": math.log(5), "end": math.log(5), "last.shape": (32, 5)},
+        {"last.shape": [((32, 5), (32, 4)), ((32, 5, 7), (32, 7, 7)), ((32, 7, 5), (5, 4))]},
+    ),
+    At(
+        signs.guesses,
+        {"kind": "", "ratio": 1e-3, "start": math.log(2), "end": math.log(2), "last.shape": (32, 1)},
+        {"last.shape": [((32,), (32, 3)), ((32, 2), (32, 4))]},
+        also=(({"last.shape": (32, 3), "kind": "bce"}, {"last.shape": (32, 3)}),),
+    ),
+)
+def test_it_is_said_at_its_limit_and_not_beyond(row: At) -> None:
+    row.check()
+
+
+def test_outputs_that_are_unknown_may_be_of_any_number_of_classes() -> None:
+    level = {"kind": "", "ratio": 1e-3, "start": math.log(5), "end": math.log(5)}
+    assert signs.guesses(run(level | {"trail.last": None}))
+
+
+def test_losses_of_a_solved_task_are_zero_in_nearly_all_late_batches() -> None:
+    for zeros, said in ((116, True), (115, False)):  # of 128
+        norms = [0.0] * 128 + [1.0] * (128 - zeros) + [0.0] * zeros
+        assert bool(signs.done(run(losses=[0.0] * 256, norms=norms))) is said

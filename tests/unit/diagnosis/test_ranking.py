@@ -1,13 +1,17 @@
 """From signs to causes: what is enough, what adds up, what is forgiven, and what comes first."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, ClassVar
 
 import pytest
 
-from steadystep.diagnosis import ADVICE, Cause, step_size_evidence
-from steadystep.diagnosis.ranking import rank
-from steadystep.records import Diagnosis, InputStats, Probe
+from steadystep.diagnosis import ADVICE, Cause, Fault, ranking, step_size_evidence
+from steadystep.diagnosis.facts import Interventions
+from steadystep.diagnosis.learning_evidence import EvidenceRule
+from steadystep.diagnosis.ranking import FAULT_RULES, proven, rank
+from steadystep.records import Diagnosis, InputStats, Plan, Probe
 from tests.unit.diagnosis.made import curve, facts, finding, tallies, tally
 
 
@@ -46,6 +50,7 @@ ALONE = {
     "oscillation": "oscillation",
 }
 WELL = curve(start=4.0, best=3.5, late=3.5)  # learned and kept, not halved
+LN5 = math.log(5)
 NET = {"names": ("a", "b", "c"), "weight_rms": (0.1,) * 3}
 STILL = Probe(step=9, update_rms=(0.0,) * 3, **NET)
 
@@ -278,3 +283,153 @@ class TestEvidence:
         assert found.cause == "healthy"
         assert ("clip-rate" in found.evidence) is told
         assert found.advice == (ADVICE[Cause.CLIPPING_TOO_TIGHT] if told else "")
+
+
+SEEN_FIRST = """
+ignored_targets flat_reward
+constant_targets constant_part
+carries_over one_kind_per_batch
+forgets softmax_over_batch wrong_axis
+wrong_loss inner_axis outside_of_domain copied_target wrong_input_of_loss
+activation_twice
+rectified_scores batch_as_time
+in_eval_mode few_samples bottomless growing_rate schedule_stays_at_zero schedule_ends_early still_warming_up \
+rate_always_zero same_batch half_weights far_targets equal_weights rounded_away large_rewards
+constant_inputs
+in_no_optimizer few_inputs
+outside_the_model
+rate_of_zero behind_no_grad severed always_zero
+faint_part strong_dropout never_trained
+quick_decay mostly_penalty strong_decay
+constant_outputs
+"""
+"""Faults that are seen as they are: those of an earlier line are named before those of a later one."""
+
+CONCLUDED_FIRST = """
+unusual_gains
+distance_of_shares tiny_targets small_normed_batch certain_policy tiny_batch
+wide_targets out_of_reach negative_loss below_zero
+content_rivals falling_reward uniform_policy no_signal starved_layers infinite_at_once loud_start faint_outputs \
+idle_term
+slow_layers sharp_softmax contracted cut_graph raw_inputs large_biases small_updates numbered_classes \
+collapsed_outputs leaked_target
+high_first_loss far_above loud_gradients mostly_frozen
+fading frozen_head
+died single_visits far_from_outputs collapsed ended_above_start unrelated_targets
+"""
+"""The same of faults that are concluded, after all that are seen."""
+
+
+class TestFaults:
+    @pytest.mark.parametrize(("certain", "order"), [(True, SEEN_FIRST), (False, CONCLUDED_FIRST)])
+    def test_which_is_named_first(self, certain: bool, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        rules = sorted((rule for rule in FAULT_RULES if rule.certain is certain), key=lambda rule: -rule.weight)
+        lines = [[rule.sign.__name__ for rule in same] for _, same in groupby(rules, key=lambda rule: rule.weight)]
+        assert lines == [line.split() for line in order.strip().splitlines()]
+        monkeypatch.setattr(ranking, "FAULT_RULES", [replace(rule, sign=lambda facts: "it is so") for rule in rules])
+        faults = {(rule.cause.value, rule.fault or "") for rule in rules}
+        assert proven(facts()) == (faults if certain else set())
+
+    @pytest.mark.parametrize("rule", FAULT_RULES, ids=lambda rule: rule.sign.__name__)
+    def test_one_sign_is_enough(self, rule: EvidenceRule, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ranking, "FAULT_RULES", (replace(rule, sign=lambda facts: "it is so"),))
+        for curve_of_run in (WELL, curve()):
+            first = rank(facts(curve=curve_of_run))[0]
+            assert (first.cause, first.fault, first.evidence) == (rule.cause, rule.fault or "", "it is so")
+        assert rank(facts(), live=True)[0].cause == "healthy"
+
+    def test_what_is_seen_comes_before_what_is_concluded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def says(cause: Cause, weight: float, **more: Any) -> EvidenceRule:
+            return EvidenceRule(cause, weight, lambda facts: cause.value, **more)
+
+        def order(*rules: EvidenceRule) -> list[str]:
+            monkeypatch.setattr(ranking, "FAULT_RULES", rules)
+            return causes()
+
+        concluded, seen = says(Cause.LOST_MOMENTS, 9.0), says(Cause.FLAT_REWARD, 1.0, certain=True)
+        assert order(concluded, seen) == ["flat-reward", "lost-moments"]
+        # a consequence by necessity comes later, seen or not, and what has no name at the very end
+        vague, dead = says(Cause.NO_LEARNING, 9.0, certain=True), says(Cause.DEAD_UNITS, 1.0)
+        assert order(vague, dead, concluded) == ["lost-moments", "dead-units", "no-learning"]
+        alike = says(Cause.NO_LEARNING, 9.0, certain=True, fault=Fault.LABELS_SHUFFLED)
+        assert order(alike, dead, concluded) == ["lost-moments", "dead-units", "no-learning"]
+        assert order(alike, concluded) == ["no-learning", "lost-moments"]
+        assert order(says(Cause.LOST_MOMENTS, 0.9)) == ["healthy"]
+
+    def test_what_is_proven_is_seen_or_has_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for certain, found in ((True, frozenset({("flat-reward", "")})), (False, frozenset())):
+            rule = EvidenceRule(Cause.FLAT_REWARD, 9.0, lambda facts: "flat", certain=certain)
+            monkeypatch.setattr(ranking, "FAULT_RULES", (rule,))
+            assert proven(facts()) == found
+        idle = {"losses": [2.0] * 40, "norms": [0.0] * 40}
+        assert proven(facts(**idle)) == {("zero-gradient", "")}
+
+
+class TestBesideAnIncident:
+    """An incident of another kind counts 1.2: what one sign weighs, and what needs more than one."""
+
+    RAISED: ClassVar = {"exception-in-step": tally(finding("closure"))}
+
+    def test_one_warning(self) -> None:
+        first = {name for name in ALONE if causes(incidents=self.RAISED, warned=tallies(name))[0] == ALONE[name]}
+        assert first == {"growing-gradient", "dead-units"}
+
+    @pytest.mark.parametrize(
+        "detector",
+        ["policy-mismatch", "ratio-explosion", "reward-hacking", "value-divergence", "reward-collapse", "dead-groups"],
+    )
+    def test_one_warning_about_a_policy(self, detector: str) -> None:
+        assert causes(incidents=self.RAISED, warned=tallies(detector))[0] == "exception-in-step"
+        assert len(causes(warned=tallies(detector))) == 1
+        assert causes(warned=tallies(detector)) != ["healthy"]
+
+    @pytest.mark.parametrize(
+        ("changes", "comes_first"),
+        [
+            ({"losses": [1.0] * 40, "norms": [min(n, 16) + 1.0 for n in range(40)]}, False),
+            ({"probe": Probe(step=9, modules=("a",), dead=(1.0,))}, False),
+            ({"losses": [2.0] * 40, "norms": [0.0] * 40}, False),
+            ({"probe": Probe(step=9, update_rms=(0.0,) * 3, names=("a", "b", "c"), weight_rms=(0.0,) * 3)}, True),
+            ({"probe": Probe(step=9, zero_shares=(0.9,)), "scaled": True}, True),
+            ({"losses": [0.0] * 40, "norms": [0.0] * 40}, True),
+            ({"curve": curve(start=LN5, best=LN5, late=LN5, highest=LN5), "ratios": (1e-3,)}, False),
+            ({"probe": STILL, "ratios": (0.0,) * 4}, False),
+            ({"highest_ratio": 1e-7}, False),
+            ({"curve": curve(noise=3.0), "ratios": (0.03,)}, False),
+            ({"ratios": (0.001,) * 4 + (0.5,) * 4}, False),
+        ],
+    )
+    def test_one_sign_of_the_run(self, changes: dict[str, Any], comes_first: bool) -> None:
+        assert (causes(**changes | {"incidents": self.RAISED})[0] != "exception-in-step") is comes_first
+
+
+class TestLater:
+    """A cause accounts for what came after it, not for what was there before."""
+
+    @pytest.mark.parametrize(("first", "order"), [(3, ["data-shift", "learning-rate-too-high"]), (9, None)])
+    def test_by_the_steps_of_incidents(self, first: int, order: list[str] | None) -> None:
+        incidents = {
+            "learning-rate-too-high": tally(*[finding("slow-divergence", step=5)] * 9),
+            "data-shift": tally(finding("not-healing", step=first)),
+        }
+        assert causes(incidents=incidents) == (order or ["learning-rate-too-high", "data-shift"])
+
+    def test_what_was_only_warned_of_is_of_the_whole_run(self) -> None:
+        later = {"data-shift": tally(finding("not-healing", step=900))}
+        assert causes(incidents=later, warned=tallies("early-divergence")) == ["data-shift", "learning-rate-too-high"]
+
+
+def test_a_refuted_cause_is_dropped_and_others_stay() -> None:
+    cleared = facts(warned=tallies("growing-gradient", "lost-moments"))
+    cleared.measured.loop.renewed = 256
+    assert [found.cause for found in rank(cleared)] == ["lost-moments"]
+
+
+def test_the_advice_is_about_what_was_done() -> None:
+    bad = {"bad-batch": tally(finding("loss-spike"))}
+    done = Interventions(Plan(actions=("cut-lr",)))
+    done.add(Plan(actions=("skip-step",)))
+    assert verdict(incidents=bad).advice == ADVICE[Cause.BAD_BATCH]
+    assert verdict(incidents=bad, done={"bad-batch": done}).advice.startswith("the guard skipped the update; ")
+    high = {"learning-rate-too-high": tally(finding("slow-divergence"))}
+    assert "divide" not in verdict(incidents=high, done={"learning-rate-too-high": done}).advice

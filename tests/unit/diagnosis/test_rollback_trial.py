@@ -1,10 +1,12 @@
 """The comparison of two sets of weights, batch by batch: each condition on both sides of its limit."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from steadystep.diagnosis import RollbackTrial
-from steadystep.records import Finding, Severity
+from steadystep.diagnosis.counterfactual import as_closing, is_uncertain
+from steadystep.records import Counterfactual, Finding, Severity, Signals
 
 
 def suspicion(detector: str = "not-healing", severity: Severity = "act", **more: Any) -> Finding:
@@ -210,3 +212,95 @@ class TestSilent:
 def test_a_replay_as_a_test_is_made_once_in_500_steps() -> None:
     trial = RollbackTrial()
     assert [step for step in range(0, 1200, 100) if trial.may_replay(step)] == [0, 500, 1000]
+
+
+class TestBadBatches:
+    """A rise that bad batches made: what is high under any weights is put aside until good ones come."""
+
+    def begun(self, detector: str = "not-healing", *, replays: bool = True, **more: Any) -> RollbackTrial:
+        made = RollbackTrial()
+        made.begin(suspicion(detector, **more), state=300, lr=0.1, replays=replays)
+        return made
+
+    def test_a_batch_is_put_aside_where_the_old_weights_share_more_than_half_of_its_rise(self) -> None:
+        for old, now, aside in (
+            (2.01, 3.0, True),
+            (2.0, 3.0, False),
+            (1.11, 1.15, True),
+            (1.1, 1.15, False),  # the limit
+            (math.inf, 3.0, False),
+        ):
+            made = self.begun()
+            made.add(old_loss=old, current_loss=now)
+            assert (made.counterfactual.batches == 0) is aside, (old, now)
+
+    def test_what_puts_no_batch_aside(self) -> None:
+        for made in (
+            self.begun(replays=False),
+            self.begun("weight-jump"),
+            self.begun("worse-than-best"),
+            self.begun(baseline=None),
+        ):
+            made.add(old_loss=2.9, current_loss=3.0)
+            assert made.counterfactual.batches == 1
+        good_first = self.begun("slow-divergence")
+        good_first.add(old_loss=1.0, current_loss=1.0)
+        good_first.add(old_loss=2.9, current_loss=3.0)
+        assert good_first.counterfactual.batches == 2
+
+    def test_three_in_a_row_make_it_the_data_and_24_are_too_many(self) -> None:
+        made = self.begun("slow-divergence")
+        seen = [(made.add(old_loss=2.9, current_loss=3.0), made.is_of_data) for _ in range(24)]
+        assert seen == [("gathering", count >= 3) for count in range(1, 24)] + [("cleared", True)]
+
+    def test_the_same_batch_again_and_again_is_of_the_data_too(self) -> None:
+        assert self.begun("same-batch").is_of_data
+        assert not self.begun("same-batch", replays=False).is_of_data
+        assert not self.begun("weight-jump").is_of_data
+        assert not RollbackTrial().is_of_data
+
+    def test_after_bad_batches_any_loss_that_is_the_worse_for_them_is_enough(self) -> None:
+        bad = [(2.9, 3.0)]
+        assert result(self.begun(), bad * 3 + [(1.0, 1.03)]) == ("confirmed", 11)
+        assert result(self.begun(), bad * 2 + [(1.0, 1.03)]) == ("cleared", 10)
+        assert result(self.begun(), bad * 3 + by(*[2.0] * 4, *[1.0] * 4, old=1.0)) == ("confirmed", 11)
+        assert result(self.begun(), bad * 3 + [(1.0, 1.0)])[0] == "cleared"
+
+    def test_a_new_trial_begins_without_them(self) -> None:
+        made = self.begun()
+        for _ in range(3):
+            made.add(old_loss=2.9, current_loss=3.0)
+        made.close(500)
+        made.begin(suspicion(step=600), state=590, lr=0.1, replays=True)
+        assert not made.is_of_data
+        assert (made.counterfactual.step, made.state) == (590, 590)
+
+
+def test_what_only_a_comparison_can_confirm() -> None:
+    for detector, severity, uncertain in (
+        ("weight-jump", "act", False),  # the weight is no longer finite
+        ("weight-jump", "warn", True),
+        ("same-batch", "warn", False),
+        ("same-batch", "act", True),
+        ("not-healing", "act", True),
+        ("slow-divergence", "info", True),
+        ("worse-than-best", "warn", True),
+        ("gradient-spike", "act", False),
+    ):
+        assert is_uncertain(suspicion(detector, severity)) is uncertain, (detector, severity)
+
+
+def test_a_comparison_that_is_only_reason_for_a_replay_says_so() -> None:
+    tried = Counterfactual(step=3, old_loss=1.0, current_loss=2.0)
+    signals = Signals(step=9, loss=2.0, grad_norm=1.0, counterfactual=tried)
+    assert as_closing(signals) == replace(signals, counterfactual=replace(tried, closing=True))
+
+
+def test_a_note_about_a_loss_is_tried_from_twice_its_baseline_on() -> None:
+    def tried(**more: Any) -> bool:
+        note = suspicion("slow-divergence", "info", **more)
+        return bool(RollbackTrial().candidates((), (note,), replays=True))
+
+    assert [tried(value=value) for value in (2.0, 2.01)] == [False, True]
+    assert not tried(value=9.0, baseline=None)
+    assert not tried(value=9.0, baseline=-1.0)

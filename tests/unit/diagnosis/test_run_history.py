@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import RunHistory, explain
-from steadystep.diagnosis.facts import LossCurve, guessing
+from steadystep.diagnosis.facts import LossCurve, Setup, guessing
 from steadystep.diagnosis.run_history import Opinion
-from steadystep.records import Counterfactual, Diagnosis, Finding, InputStats, Probe, Signals
+from steadystep.records import BatchStats, Counterfactual, Diagnosis, Finding, InputStats, Plan, Probe, Signals
 from tests.unit.diagnosis.made import trace
+from tests.unit.diagnosis.test_mechanisms import outputs
 
 
 def numbers(losses: Iterable[float], *, norm: float = 1.0, **more) -> RunHistory:
@@ -518,3 +519,73 @@ class TestNote:
         run_history = RunHistory()
         run_history.load_state_dict(state)
         assert run_history.facts().trace.num_updates == 300
+
+
+class TestSetup:
+    """What a run has shown of its settings counts as known."""
+
+    def known(self, lrs: Iterable[float], **more: Any) -> Setup:
+        made = RunHistory(more.pop("setup", Setup()))
+        for step, lr in enumerate(lrs):
+            made.note(Signals(step=step, loss=1.0, grad_norm=1.0, lr=lr, **more), Diagnosis(), stepped=True)
+        return made.facts().setup
+
+    def test_a_rate_that_rises_over_its_first_four_points_is_warmed_up(self) -> None:
+        for lrs, warms_up in (
+            ((1.0, 2.0, 3.0, 4.0), True),
+            ((1.0, 2.0, 3.0, 4.0, 4.0, 1.0), True),
+            ((1.0, 2.0, 3.0), False),
+            ((1.0, 2.0, 3.0, 3.0), False),
+            ((1.0, 1.0, 2.0, 3.0), False),
+        ):
+            assert self.known(lrs).warms_up is warms_up, lrs
+        assert self.known((), setup=Setup(warms_up=True)).warms_up
+
+    def test_a_scaler_is_one_of_fp16(self) -> None:
+        assert self.known((1.0,), scaled=True).precision == "fp16"
+        assert self.known((1.0,), setup=Setup(precision="bf16")).precision == "bf16"
+
+    def test_a_batch_that_was_measured_was_given(self) -> None:
+        assert self.known((1.0,), inputs=stats(1.0)).gives_batch
+        assert not self.known((1.0,)).gives_batch
+        assert self.known((1.0,), setup=Setup(gives_batch=True)).gives_batch
+
+
+def test_other_weights_begin_another_curve() -> None:
+    made = numbers([5.0] * 40)
+    made.start_again()
+    assert made.facts().trace.num_updates == 0
+    assert made.verdict() is None
+
+
+def test_evidence_that_came_between_two_points_is_kept() -> None:
+    made = RunHistory()
+    names = ("a",)
+    for step, more in enumerate(
+        (
+            {},
+            {"batch": BatchStats(batches=1, parts=())},
+            {"probe": Probe(step=2, names=names, weight_rms=(1.0,), update_rms=(0.5,))},
+            {"names": ("b",)},
+            {"outputs": outputs(), "losses": (1.0,)},
+        )
+    ):
+        signals = Signals(**{"step": step, "loss": 1.0, "grad_norm": 1.0, "names": names} | more)
+        made.note(signals, Diagnosis(), stepped=True)
+    seen = made.facts().measured
+    assert seen.batch is not None
+    assert (seen.updated, seen.touched, seen.outputs.count) == ({"a"}, {"a", "b"}, 1)
+    assert made.facts().ratios == (0.5,)
+    assert made.facts().highest_ratio == 0.5
+
+
+def test_what_was_done_about_a_cause_is_counted_by_cause() -> None:
+    made, found = RunHistory(), (warning("mine"),)
+    for cause, action in (("bad-batch", "skip-step"), ("bad-batch", "rescale"), ("data-shift", "rollback")):
+        diagnosis = Diagnosis(cause=cause, findings=found)
+        made.note(Signals(step=1, loss=1.0, grad_norm=1.0), diagnosis, stepped=False, plan=Plan(actions=(action,)))
+    made.note(Signals(step=2, loss=1.0, grad_norm=1.0), Diagnosis(cause="unknown", findings=found), stepped=True)
+    assert {cause: done.actions for cause, done in made.facts().done.items()} == {
+        "bad-batch": ["skip-step", "rescale"],
+        "data-shift": ["rollback"],
+    }

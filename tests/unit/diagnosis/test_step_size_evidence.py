@@ -4,9 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from steadystep.diagnosis import step_size_evidence as signs
 from steadystep.diagnosis.facts import Facts
 from steadystep.records import InputStats, Probe
+from tests.unit.diagnosis.limits import At, at_limits, run
 from tests.unit.diagnosis.made import curve, facts, finding, tallies, tally
 
 
@@ -228,7 +231,7 @@ class TestInputs:
         dead = Probe(step=9, modules=("a",), dead=(1.0,), saturated=(0.0,))
         flat = Probe(step=9, modules=("a",), dead=(0.0,), saturated=(0.9,))
         barely = curve(start=4.0, best=3.5, late=3.5)  # going well, not halved
-        for run, well, badly in (
+        for made, well, badly in (
             ({"losses": [2.0, 90.0, 2.0]}, True, True),
             ({"probe": dead}, True, True),
             ({"probe": flat}, True, True),
@@ -239,14 +242,14 @@ class TestInputs:
             ({}, False, True),  # slow
         ):
             for odd in (RAW, inputs(scale_spread=1e4, largest=900.0)):
-                assert holds(signs.suffers, inputs=odd, curve=barely, **run) is well, run
-                assert holds(signs.suffers, inputs=odd, curve=curve(), **run) is badly, run
-            assert not holds(signs.suffers, inputs=inputs(), curve=curve(), **run), run
-            assert not holds(signs.suffers, inputs=None, curve=curve(), **run), run
+                assert holds(signs.suffers, inputs=odd, curve=barely, **made) is well, made
+                assert holds(signs.suffers, inputs=odd, curve=curve(), **made) is badly, made
+            assert not holds(signs.suffers, inputs=inputs(), curve=curve(), **made), made
+            assert not holds(signs.suffers, inputs=None, curve=curve(), **made), made
 
     def test_what_it_suffers_from_in_a_curve_that_has_learned(self) -> None:
         lost = curve(start=4.0, best=1.0, late=4.0)  # learned, and lost again
-        for run, expected in (
+        for made, expected in (
             ({}, False),
             ({"losses": [25.0] * 40}, True),  # a cold start
             ({"losses": [40.0] * 40, "curve": curve(start=400.0, best=10.5, late=90.0)}, False),
@@ -257,7 +260,7 @@ class TestInputs:
             ({"incidents": {"forward-overflow": tally(finding("non-finite"))}}, True),
             ({"incidents": {"bad-batch": tally(finding("loss-spike"))}}, False),
         ):
-            assert holds(signs.suffers, **{"inputs": RAW, "curve": lost, "losses": [4.0] * 40} | run) is expected, run
+            assert holds(signs.suffers, **{"inputs": RAW, "curve": lost, "losses": [4.0] * 40} | made) is expected, made
 
     def test_a_run_that_learns_does_not_suffer(self) -> None:
         spoiled = {"losses": [2.0, 90.0, 2.0], "inputs": RAW}
@@ -316,3 +319,74 @@ class TestWeights:
             (self.probe(3.2, 3.2, 3.2, 0.1, 0.1), False),
             ({**self.probe(9.0, 9.0, 9.0), "ratios": (0.3,)}, False),
         )
+
+    def test_sizes_before_the_first_update_count_before_those_of_a_probe(self) -> None:
+        before = {"initial.names": ("0.weight", "1.weight", "2.bias"), "initial.rms": (3.2, 0.1, 9.0)}
+        after = {"first_probe.names": ("0.weight", "1.weight"), "first_probe.weight_rms": (0.1, 3.2)}
+        made = run(before | after)
+        assert made.weights_above(3.0) == ("0.weight",)
+        assert "large before the first update: 0.weight" in signs.large_weights(made)
+        assert "large after the first update: 1.weight" in signs.large_weights(run(after))
+
+    def test_sizes_before_the_first_update_were_not_made_by_it(self) -> None:
+        names = ("0.weight", "1.weight", "2.weight")
+        probe = {"probe.names": names, "probe.weight_rms": (9.0,) * 3, "ratios": (0.3,)}
+        before = probe | {"initial.names": names, "initial.rms": (9.0,) * 3}
+        after = probe | {"first_probe.names": names, "first_probe.weight_rms": (9.0,) * 3}
+        assert "variance above 10 before" in signs.all_weights_large(run(before))
+        assert signs.large_weights(run(before))
+        assert signs.all_weights_large(run(after)) == signs.large_weights(run(after)) == ""
+        assert "variance above 10 after" in signs.all_weights_large(run(after | {"ratios": ()}))
+
+
+SPIKES = {"loss-spike": tally(*[finding("loss-spike")] * 9), "not-healing": tally(finding("not-healing"))}
+
+
+def seen(*detectors: str, **more: Any) -> dict[str, Any]:
+    """Spikes and a loss that does not heal, and these."""
+    return {"warned": SPIKES | tallies(*detectors), **more}
+
+
+@at_limits(
+    At(
+        signs.unsteady,
+        seen("oscillation"),
+        also=(
+            (seen("slow-divergence"), seen()),
+            (seen(noted=("oscillation",)), seen(noted=("clip-rate",))),
+            ({}, seen("oscillation", "weight-jump")),
+            ({}, seen("oscillation", "bit-flip")),
+            ({}, {"warned": tallies("oscillation", "not-healing")}),
+            ({}, {"warned": tallies("oscillation") | tallies("loss-spike", times=9)}),
+        ),
+    ),
+    At(
+        signs.died,
+        {"probe.modules": ("1",), "probe.dead": (1.0,), "first_probe.modules": ("1",), "first_probe.dead": (0.2,)},
+        {"probe.dead": ((0.99,), (0.98,)), "first_probe.dead": [((0.79,), (0.8,)), (..., ())]},
+    ),
+)
+def test_it_is_said_at_its_limit_and_not_beyond(row: At) -> None:
+    row.check()
+
+
+def test_most_of_what_died_was_alive() -> None:
+    dead = {"probe.modules": ("1", "2", "3"), "probe.dead": (1.0, 1.0, 0.1)}
+    made = run(dead | {"first_probe.dead": (0.2, 0.6, 0.7)})
+    assert "only 60% were" in signs.died(made)
+    probe = Probe(step=1, modules=("1",), dead=(1.0,))
+    assert signs.died(facts(probe=probe, first_probe=probe)) == ""
+
+
+@pytest.mark.parametrize(("momentum", "told"), [(0.98, ""), (0.99, "adds up 100 steps"), (1.0, "")])
+def test_a_high_momentum_is_told(momentum: float, told: str) -> None:
+    said = signs.unsteady(run(seen("oscillation"), **{"structure.momentum": momentum}))
+    assert said
+    assert said.endswith(told)
+    assert ("momentum" in said) is bool(told)
+
+
+def test_a_loss_that_multiplied_at_once_excuses_no_inputs() -> None:
+    early = {"early-divergence": tally(finding("early-divergence"))}
+    assert signs.suffers(facts(inputs=RAW, curve=HALVED, warned=early)).startswith("something about early-divergence")
+    assert not holds(signs.suffers, inputs=inputs(), curve=HALVED, warned=early)

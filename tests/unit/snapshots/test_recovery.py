@@ -1,16 +1,17 @@
 """When a state is taken, and what is remembered with it."""
 
 import math
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from steadystep.records import Outcome, Signals
+from steadystep.records import Outcome, Plan, Signals
 from steadystep.snapshots.no_recovery import NoRecovery
 from steadystep.snapshots.recovery import InMemory
-from steadystep.snapshots.replay_buffer import RecordedUpdate, ReplayBuffer
+from steadystep.snapshots.replay_buffer import RecordedMicroBatch, RecordedUpdate, ReplayBuffer
 
 CALM = Signals(step=100, loss=2.0, grad_norm=1.0, lr=0.1)
 
@@ -291,5 +292,78 @@ def test_without_recovery_nothing_is_remembered_and_nothing_restored() -> None:
     assert recovery.is_as_it_was(0)
     assert recovery.schedules()() is None
     for never in (lambda: recovery.roll_back(0, replay=False), lambda: recovery.restore_moments(0)):
+        with pytest.raises(AssertionError):
+            never()
+
+
+class TestThereAndBack:
+    """A rollback that is tried: what is there now is kept beside the state it goes to."""
+
+    def made(self) -> tuple[InMemory, Fakes, Part]:
+        fakes, part = Fakes(), Part(1)
+        return InMemory(fakes, {"part": part}), fakes, part
+
+    @pytest.mark.parametrize(("left", "both"), [((4, 30), True), ((30,), False), ((4,), False), ((4, 30, 20), False)])
+    def test_both_states_have_to_be_there(self, left: tuple[int, ...], both: bool) -> None:
+        recovery, fakes, _ = self.made()
+        fakes.take = lambda **more: (  # type: ignore[method-assign]
+            fakes.taken.append(more),
+            setattr(fakes, "states", tuple(SimpleNamespace(step=step, updates=step) for step in left)),
+        )
+        assert recovery.keep_present(step=30, updates=25, lr=0.1, to=4) is both
+        taken = fakes.taken[0]
+        assert (taken["step"], taken["updates"], taken["lr"], taken["suspected_since"]) == (30, 25, 0.1, 5)
+
+    def test_coming_back_restores_the_parts_of_then(self) -> None:
+        recovery, fakes, part = self.made()
+        assert not recovery.keep_present(step=30, updates=25, lr=0.1, to=4)
+        part.value, asked = 9, []
+        fakes.come_back = lambda step: (asked.append(step), fakes.states[0])[1]  # type: ignore[attr-defined]
+        recovery.come_back(30)
+        assert (asked, part.value) == ([30], 1)
+
+    def test_a_state_is_pinned_by_its_step(self) -> None:
+        recovery, fakes, _ = self.made()
+        recovery.pin(30)
+        assert fakes.pinned == 30  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("same", [True, False])
+    def test_updates_are_replayed_only_where_all_ranks_know_as_many(self, same: bool) -> None:
+        asked: list[Any] = []
+        ranks = SimpleNamespace(on_all=lambda action: action, same=lambda value: asked.append(value) or same)
+        recovery = InMemory(Fakes(), {}, replay_buffer=ReplayBuffer(max_bytes=100), ranks=ranks)
+        outcome = Outcome(step=1, reading=1.0, stepped=True, signals=CALM)
+        batch = RecordedMicroBatch(SimpleNamespace(batch=None, closure=None, rng=None), None)
+        recovery.remember((batch, batch), outcome, updates=1, options=({"lr": 0.1},))
+        recovery.after(outcome, updates=1, calm=False, suspected_since=None)
+        assert len(recovery.missed(0)) == same
+        assert asked == [[2]]
+
+    def test_what_one_rank_leaves_behind_all_do(self) -> None:
+        for mine, others in product((False, True), repeat=2):
+            ranks = SimpleNamespace(on_all=lambda action: action, all=lambda here, others=others: here and not others)
+            recovery = InMemory(SimpleNamespace(leaves_behind=mine), {}, ranks=ranks)
+            assert recovery.leaves_behind is (mine or others)
+
+    def test_an_update_is_remembered_with_its_place_and_what_its_gradient_was_held_to(self) -> None:
+        recovery = InMemory(Fakes(), {}, replay_buffer=ReplayBuffer(max_bytes=100))
+        outcome = Outcome(step=1, reading=1.0, stepped=True, signals=CALM, plan=Plan(norm=0.25))
+        recovery.remember((), outcome, updates=1, options=({"lr": 0.1},), place=(3, 7))
+        recovery.after(outcome, updates=1, calm=False, suspected_since=None)
+        (done,) = recovery.missed(0)
+        assert (done.norm, done.place, done.epoch) == (0.25, (3, 7), 3)
+        assert recovery.remembered(5) == []
+
+
+def test_what_is_never_asked_for_without_a_state() -> None:
+    recovery = NoRecovery()
+    recovery.pin(3)
+    recovery.follow()
+    recovery.take_along({})
+    recovery.replayed(0, ())
+    recovery.restore_kept(["a"])
+    assert recovery.remembered(3) == []
+    assert recovery.keep_present(step=1, updates=1, lr=0.1, to=0) is False
+    for never in (lambda: recovery.come_back(0), lambda: recovery.weights_of(SimpleNamespace())):
         with pytest.raises(AssertionError):
             never()

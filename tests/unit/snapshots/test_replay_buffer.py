@@ -1,5 +1,7 @@
 """What the replay buffer holds: which updates, in how many bytes, and when it gives up."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,3 +217,31 @@ def test_whether_it_is_open_survives_a_resume() -> None:
     buffer.add(update(5, 10))
     assert not buffer.open
     assert held(buffer, after=4, until=5) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "sizes", "epoch", "places"),
+    [
+        (None, (1, 1), None, ()),
+        ((2, 5), (1,), 2, (5,)),
+        ((2, 5), (1, 1, 1), 2, (3, 4, 5)),
+        ((2, 1), (1, 1), 2, (0, 1)),
+        ((2, 1), (1, 1, 1), 2, (0, 1)),  # the first one was of the epoch before
+    ],
+)
+def test_which_batches_of_the_epoch_an_update_was_made_of(
+    place: tuple[int, int] | None, sizes: tuple[int, ...], epoch: int | None, places: tuple[int, ...]
+) -> None:
+    done = replace(update(1, *sizes), place=place)
+    assert (done.epoch, done.places) == (epoch, places)
+
+
+def test_the_newest_batches_the_oldest_of_them_first() -> None:
+    buffer = ReplayBuffer(max_bytes=1e6)
+    for number in range(1, 4):
+        buffer.add(update(number, 10 * number, 10 * number + 1))
+    assert [recipe.batch.numel() for recipe in buffer.newest(3)] == [21, 30, 31]
+    assert len(buffer.newest(99)) == 6
+    without = SimpleNamespace(batch=None, closure=None, rng=None)
+    buffer.add(RecordedUpdate((RecordedMicroBatch(without, None),), SIGNALS, (), updates=4))
+    assert [recipe.batch.numel() for recipe in buffer.newest(2)] == [30, 31]

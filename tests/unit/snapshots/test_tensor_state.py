@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # every optimizer imports it: here, so that it is not walked as garbage after each test
@@ -510,3 +511,34 @@ class TestOwnValues:
     def test_torchs_own_bookkeeping_is_left(self, name: str) -> None:
         _, kept = self.of(**{name: 3})
         assert name not in kept.values
+
+
+class TestThereAndBack:
+    def test_states_that_were_passed_over_are_there_again(self) -> None:
+        model, optimizer, kept = ring(count=4)
+        for step in (0, 20, 40, 60):
+            trained(model, optimizer)
+            take(kept, step)
+        last = model[0].weight.detach().clone()
+        kept.roll_back(20, replay=False)
+        assert [state.step for state in kept.states] == [0, 20]
+        trained(model, optimizer, value=5.0)
+        assert kept.come_back(60).step == 60
+        assert [state.step for state in kept.states] == [0, 20, 40, 60]
+        assert torch.equal(model[0].weight, last)
+        assert kept.is_as_it_was(40)  # nothing is passed over now
+
+    def test_what_is_kept_holds_arrays_too(self) -> None:
+        _, _, kept = ring()
+        kept.keep("statistics", SimpleNamespace(state_dict=lambda: {"mean": [np.zeros(2)]}))
+        assert kept.leaves_behind
+
+    def test_the_other_rank_holds_a_part(self) -> None:
+        _, _, kept = ring()
+        take(kept, 0)
+        assert kept.states[0].whole
+        other = OtherRank()
+        other.size = 2  # type: ignore[misc]
+        _, _, shared = ring(ranks=other)
+        take(shared, 0)
+        assert not shared.states[0].whole
