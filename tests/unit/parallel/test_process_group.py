@@ -440,6 +440,31 @@ class TestShards:
         assert alike(run(work)) is True
 
 
+class TestExperts:
+    """Parameters that DistributedDataParallel was told to ignore: each rank has others."""
+
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_they_have_no_replica_and_no_copy(self, run: Run, nested: bool) -> None:
+        def ignoring() -> Any:
+            wrapper = Wrapper()
+            # as DDP writes them: with a dot in front where the model itself holds them
+            vars(wrapper)["parameters_to_ignore"] = {"0.weight" if nested else ".weight", "bias"}
+            return wrapper
+
+        def work(group: ProcessGroup) -> list[Any]:
+            model = group._model[0] if nested else group._model  # type: ignore[index]
+            model.weight.data.fill_(float(group.rank))
+            found = agreed(watching(group), step=40)
+            group.copy_from(2, torch.optim.SGD(model.parameters(), lr=0.1))
+            return [found.odd_replicas, found.norms, model.weight[0, 0].item() == group.rank]
+
+        def model() -> nn.Module:
+            return nn.Sequential(filled(1.0)) if nested else filled(1.0)
+
+        # three ranks of norm 3 hold other weights; of the bias each holds the same
+        assert alike(run(work, wrapped=ignoring, model=model)) == [(), (pytest.approx(math.sqrt(27.0)), 4.0), True]
+
+
 class TestCopy:
     @pytest.mark.parametrize("default", [True, False])
     @pytest.mark.parametrize("source", [0, 2])
