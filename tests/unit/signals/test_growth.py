@@ -310,6 +310,11 @@ def test_tied_tables_come_once_and_what_is_not_trained_not_at_all() -> None:
     assert_same(before, {name: b.clone() for name, b in model.named_buffers()})
 
 
+def test_many_tables_are_sampled_from_first_to_last() -> None:
+    names = list(rows(nn.Sequential(*(nn.Embedding(2, 1) for _ in range(130)))))
+    assert (len(names), names[0], names[-1]) == (64, "0", "129")
+
+
 def test_of_a_table_with_sparse_gradients_the_touched_rows_count() -> None:
     table = nn.Embedding(100, 3, sparse=True)
     with torch.no_grad():
