@@ -18,6 +18,7 @@ from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.parallel import Once, messages, process_group, replicas
 from steadystep.parallel.messages import SECTIONS
 from steadystep.parallel.process_group import ProcessGroup
+from steadystep.parallel.stages import PIPELINES
 from steadystep.records import Probe, Signals
 from steadystep.signals.gradients import GradientView
 from tests.unit.parallel.threads import Distributed, Seat, UnreadableError, Wire, alike, on_ranks
@@ -345,6 +346,16 @@ class TestCompare:
         assert long in said
         assert "other" not in said
         assert not [name for name in SECTIONS if name != section and f"{name}:" in said]
+
+    @pytest.mark.parametrize("pipelined", [False, True])
+    def test_who_may_have_a_pipeline_is_told_of_its_order(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, pipelined: bool
+    ) -> None:
+        monkeypatch.delitem(sys.modules, PIPELINES, raising=False)
+        if pipelined:
+            monkeypatch.setitem(sys.modules, PIPELINES, SimpleNamespace())
+        said = alike(run(lambda group: group.compare(told(parameters={"a": str(group.rank)}))))
+        assert ("PipelineStage" in said) is pipelined
 
     def test_what_is_wrong_on_one_rank_is_said_on_all(self, run: Run) -> None:
         wrong = ["", "no such mode", ""]
