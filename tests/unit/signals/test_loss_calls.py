@@ -246,7 +246,7 @@ class TestCalls:
         output = out()
         recorder = heard(lambda: (F.mse_loss(output, Y), F.mse_loss(output, Y, reduction="none")))
         one, several = recorder.calls
-        assert [result.requires_grad for result in recorder.results] == [True]
+        assert [(result.numel(), result.requires_grad) for result in recorder.results] == [(1, True)]
         assert one.returned is not None
         assert not one.returned.requires_grad
         assert (one.returned.dim(), several.returned) == (0, None)
