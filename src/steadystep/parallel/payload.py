@@ -96,7 +96,7 @@ class Agreed:
     """All ranks hold a probe of the same shape: it can be added up next time."""
     damaged: bool
     """The optimizer's state or a kept object of some rank holds what no training comes to."""
-    has_loss: bool = True
+    has_loss: bool
     """At least one rank knows the loss."""
 
     def check(self, *, rank: int, step: int) -> None:

@@ -24,7 +24,7 @@ LOSSES = frozenset(
         *("cosine_embedding_loss", "margin_ranking_loss"),
     }
 )
-_OF_PAIRS = ("cosine_embedding_loss", "margin_ranking_loss")
+_OF_PAIRS, _ZEROS = ("cosine_embedding_loss", "margin_ranking_loss"), ("zeros", "zeros_like", "new_zeros")
 _FEWEST_SHARES = 4  # elements of a softmax whose sharpness means something
 _KEEPS_VALUES = frozenset(
     {
@@ -40,7 +40,7 @@ _KEEPS_KIND = frozenset({"mean", "sum", "mul", "__mul__", "__rmul__", "div", "__
 _MASKS = frozenset({"masked_fill", "masked_fill_", "where", "tril", "triu"})
 _ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _CUTS = frozenset({"detach", "detach_", "tolist", "numpy", "item"})
-_ZEROS, _SIZES = ("zeros", "zeros_like", "new_zeros"), ("norm", "vector_norm", *_SQUARES, *_ABSOLUTES)
+_SIZES = ("norm", "linalg_norm", "linalg_vector_norm", *_SQUARES, *_ABSOLUTES)
 DISTANCES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _OPTIONS = ("ignore_index", "label_smoothing", "log_target", "reduction")
 _OTHER_NAMES = {"sigmoid_": "sigmoid", "tanh_": "tanh", "relu_": "relu", "special_expit": "sigmoid"}

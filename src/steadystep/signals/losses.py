@@ -34,6 +34,7 @@ KINDS = {
 _IGNORED = -100
 _COPY = 0.9999  # correlation over a batch
 _MOST_COPIES = 1 << 12  # features that are compared with the target
+_MOST_ROWS = 1 << 14
 _FEWEST = 3  # batches
 
 
@@ -253,8 +254,9 @@ class Copies:
             return
         sequence = given.dim() == 3
         given = given[:, -1] if sequence else given
-        if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) < 1 << 14 or len(given) < 8:
+        if not given.is_floating_point() or given.dim() != 2 or len(given) != len(target) or len(given) < 8:
             return
+        given, target = given[:_MOST_ROWS], target[:_MOST_ROWS]
         rows, wanted = given.float(), target.reshape(len(target), -1).float()
         if wanted.shape[1] != 1 or not (1 if sequence else 2) <= rows.shape[1] <= _MOST_COPIES:
             return

@@ -55,7 +55,7 @@ def test_many_ranks_and_many_names_stay_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "shown", "more"), [(1, [0], None), (3, [0, 1, 2], None), (4, [0, 1, 2, 3], None), (6, [0, 1, 2, 3], 2)]
+    ("count", "shown", "more"), [(1, [0], None), (4, [0, 1, 2, 3], None), (5, [0, 1, 2, 3], 1), (6, [0, 1, 2, 3], 2)]
 )
 def test_ranks_are_listed_up_to_four(count: int, shown: list[int], more: int | None) -> None:
     """All that say the same; one more rank says something else."""

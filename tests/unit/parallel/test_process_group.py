@@ -18,6 +18,7 @@ from steadystep.errors import MisuseError, UnsupportedError
 from steadystep.parallel import Once, messages, process_group, replicas
 from steadystep.parallel.messages import SECTIONS
 from steadystep.parallel.process_group import ProcessGroup
+from steadystep.parallel.stages import PIPELINES
 from steadystep.records import Probe, Signals
 from steadystep.signals.gradients import GradientView
 from tests.unit.parallel.threads import Distributed, Seat, UnreadableError, Wire, alike, on_ranks
@@ -346,6 +347,16 @@ class TestCompare:
         assert "other" not in said
         assert not [name for name in SECTIONS if name != section and f"{name}:" in said]
 
+    @pytest.mark.parametrize("pipelined", [False, True])
+    def test_who_may_have_a_pipeline_is_told_of_its_order(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, pipelined: bool
+    ) -> None:
+        monkeypatch.delitem(sys.modules, PIPELINES, raising=False)
+        if pipelined:
+            monkeypatch.setitem(sys.modules, PIPELINES, SimpleNamespace())
+        said = alike(run(lambda group: group.compare(told(parameters={"a": str(group.rank)}))))
+        assert ("PipelineStage" in said) is pipelined
+
     def test_what_is_wrong_on_one_rank_is_said_on_all(self, run: Run) -> None:
         wrong = ["", "no such mode", ""]
         said = alike(run(lambda group: group.compare({} if wrong[group.rank] else told(), wrong=wrong[group.rank])))
@@ -438,6 +449,31 @@ class TestShards:
             return group.sharded
 
         assert alike(run(work)) is True
+
+
+class TestExperts:
+    """Parameters that DistributedDataParallel was told to ignore: each rank has others."""
+
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_they_have_no_replica_and_no_copy(self, run: Run, nested: bool) -> None:
+        def ignoring() -> Any:
+            wrapper = Wrapper()
+            # as DDP writes them: with a dot in front where the model itself holds them
+            vars(wrapper)["parameters_to_ignore"] = {"0.weight" if nested else ".weight", "bias"}
+            return wrapper
+
+        def work(group: ProcessGroup) -> list[Any]:
+            model = group._model[0] if nested else group._model  # type: ignore[index]
+            model.weight.data.fill_(float(group.rank))
+            found = agreed(watching(group), step=40)
+            group.copy_from(2, torch.optim.SGD(model.parameters(), lr=0.1))
+            return [found.odd_replicas, found.norms, model.weight[0, 0].item() == group.rank]
+
+        def model() -> nn.Module:
+            return nn.Sequential(filled(1.0)) if nested else filled(1.0)
+
+        # three ranks of norm 3 hold other weights; of the bias each holds the same
+        assert alike(run(work, wrapped=ignoring, model=model)) == [(), (pytest.approx(math.sqrt(27.0)), 4.0), True]
 
 
 class TestCopy:

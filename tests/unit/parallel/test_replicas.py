@@ -8,8 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from steadystep.errors import UnsupportedError
 from steadystep.parallel import replicas
-from steadystep.parallel.replicas import Replicas, copies, healthy_rank, is_here, mesh_size, odd_ones, reshard
+from steadystep.parallel.replicas import (
+    Replicas,
+    copies,
+    copies_of_all,
+    healthy_rank,
+    is_here,
+    mesh_size,
+    odd_ones,
+    refuse_join,
+    reshard,
+)
 
 
 class Holding(nn.Module):
@@ -145,6 +156,42 @@ class TestCopies:
         assert mesh_size(inside) == 2
         inside.device_mesh.get_coordinate = lambda: None
         assert not is_here(inside)
+
+    @pytest.mark.parametrize("outside", [False, True])
+    def test_of_several_meshes_the_ranks_say_who_holds_what(
+        self, monkeypatch: pytest.MonkeyPatch, outside: bool
+    ) -> None:
+        """Six ranks: one parameter on all of them, one on two meshes of three each, one on two ranks only."""
+        monkeypatch.setattr(replicas, "is_sharded", lambda tensors: not isinstance(tensors[0], torch.Tensor))
+        whole, half, pair = self.spread((2, 3), True, False), self.spread((3,), False), self.spread((2,), True)
+        if outside:
+            pair.device_mesh.get_coordinate = lambda: None
+        asked: list[list[float]] = []
+
+        def summed(here: list[float]) -> list[float]:
+            asked.append(here)
+            return [6.0, 6.0, 2.0, 6.0]
+
+        parameters: list[Any] = [whole, half, pair, torch.zeros(2)]
+        assert copies_of_all(parameters, 6, summed) == [2.0, 2.0, 2.0, 6.0]
+        assert asked == [[1.0, 1.0, 0.0 if outside else 1.0, 1.0]]
+        assert copies_of_all(parameters, 6, summed, own={id(half)}) == [2.0, 1.0, 2.0, 6.0]
+        asked.clear()
+        assert copies_of_all([whole, parameters[3]], 6, summed) == [2.0, 6.0]
+        assert asked == []  # a mesh of all ranks tells by itself
+
+
+def test_a_parameter_that_has_no_replica_is_left_out() -> None:
+    model = Holding(torch.ones(2), torch.full((2,), 3.0))
+    assert Replicas(model, own={id(model.p0)}).each() == (["p1"], Replicas(model).each()[1][1:])
+
+
+def test_a_join_is_refused_while_it_is_used() -> None:
+    for config in (None, SimpleNamespace(enable=False)):
+        refuse_join(SimpleNamespace(_join_config=config))
+    refuse_join(None)
+    with pytest.raises(UnsupportedError, match="remove join"):
+        refuse_join(SimpleNamespace(_join_config=SimpleNamespace(enable=True)))
 
 
 def test_who_has_not_loaded_fsdp_has_nothing_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from steadystep.config import Config
 from steadystep.errors import MisuseError
+from steadystep.parallel import stages as found_in
+from steadystep.parallel.messages import sections
 from steadystep.parallel.payload import PayloadLayout, decode, encode
-from steadystep.parallel.stages import Stages, stages_of
+from steadystep.parallel.stages import Stages, by_stage, stages_of
 from steadystep.records import Signals
 
 
@@ -52,6 +55,36 @@ def test_found_by_their_modules_and_named_by_their_number() -> None:
     assert first is not None
     assert not first.has_loss
     assert stages_of("no model") is None
+
+
+@pytest.mark.usefixtures("pipelining")
+def test_a_stage_inside_of_ddp_is_known_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    monkeypatch.setattr(found_in, "DistributedDataParallel", Wrapper)
+    inner = nn.Linear(2, 1)
+    held = [Stage(Wrapper(inner), 1, 1)]
+    for model in (inner, held[0].submod, nn.Sequential(inner)):
+        stages = stages_of(model)
+        assert stages is not None
+        assert [name for name, _ in stages.named_parameters()] == ["stage1.weight", "stage1.bias"]
+    assert stages_of(nn.Linear(2, 1)) is None
+
+
+def test_names_in_the_order_of_their_stages() -> None:
+    names = ["other.a", "stage10.a", "stage2.b", "stage2.a", "stage2.b", "stage.a"]
+    assert by_stage(names) == ("stage2.b", "stage2.a", "stage10.a", "other.a", "stage.a")
+
+
+def test_of_stages_ranks_compare_what_they_share() -> None:
+    stages = Stages([Stage(nn.BatchNorm1d(2), 0, 0)])
+    found = sections(Config.load(None), stages, torch.optim.SGD(stages.parameters(), lr=0.1))
+    assert found["parameters"] == found["buffers"] == {}
+    assert "group 0 parameters" not in found["optimizer"]
+    assert found["optimizer"]["group 0 lr"] == "0.1"
 
 
 def test_the_loss_is_that_of_the_last_stage() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,122 @@ def test_a_model_that_is_called_past_its_wrapper() -> None:
     with stand_in.watching():
         net(torch.ones(4, 2)).sum().backward()
     assert not stand_in.is_possible
+
+
+class Often(nn.Module):
+    """Calls its layers in every forward pass; fails in the one that is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.calls, self.fails_at = 0, -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise MemoryError
+        return self.last(self.norm(self.first(x)))
+
+
+def sent_by(passes: list[tuple[int, bool]], calls: int, *, fails: tuple[int, int] | None) -> list[str]:
+    """What a rank sends in passes of several calls: (calls, whether it is reduced); `fails` in a pass, at a call."""
+    torch.manual_seed(0)
+    net, sent = Often(), list[str]()
+    model = DistributedDataParallel(net, bucket_cap_mb=1e-5)
+
+    def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        sent.append(f"bucket {bucket.index()}")
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, reduced)
+    model._sync_buffers = lambda: sent.append("buffers")  # type: ignore[method-assign]
+    stand_in = StandIn(model)
+    for number, is_reduced in passes:
+        net.calls, net.fails_at = 0, -1 if fails is None or fails[0] != number else fails[1]
+        with nullcontext() if is_reduced else model.no_sync():
+            try:
+                with stand_in.watching():
+                    if net.fails_at == 0:
+                        raise MemoryError
+                    sum(model(torch.randn(4, 2)) for _ in range(calls)).sum().backward()
+            except MemoryError:
+                pass
+            else:
+                continue
+        stand_in.complete(reduced=is_reduced)
+    return sent
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_a_rank_that_fails_sends_what_the_others_wait_for(calls: int, group: int) -> None:
+    """Three updates of `group` micro-batches; one of the second or third fails on this rank at any of its calls."""
+    passes = [(number, number % group == group - 1) for number in range(3 * group)]
+    expected = sent_by(passes, calls, fails=None)
+    assert {"buffers", "bucket 0", "bucket 1"} <= set(expected)
+    for number in range(group, 3 * group):
+        for call in range(calls + 1):
+            assert sent_by(passes, calls, fails=(number, call)) == expected, (number, call)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_rank_that_fails_before_the_last_pass_sends_that_too(calls: int) -> None:
+    """The others end their update with the pass that is reduced, and this rank with them."""
+    net = Often()
+    model, sent = DistributedDataParallel(net), list[str]()
+    model._sync_buffers = lambda: sent.append("buffers")  # type: ignore[method-assign]
+    stand_in = StandIn(model)
+    with stand_in.watching():
+        sum(model(torch.randn(4, 2)) for _ in range(calls)).sum().backward()
+    model.zero_grad()
+    sent.clear()
+    with model.no_sync(), pytest.raises(MemoryError), stand_in.watching():
+        raise MemoryError
+    stand_in.complete(reduced=True)
+    assert sent == ["buffers"] * calls  # with the first call, and after the first one that is reduced
+    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
+    assert model.require_backward_grad_sync
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mixed_precision", object()),
+        ("buffer_hook", object()),
+        ("_use_python_reducer", True),
+        ("_delay_all_reduce_all_params", True),
+    ],
+)
+def test_messages_of_other_kinds_cannot_be_stood_in_for(name: str, value: object) -> None:
+    model, _ = made()
+    assert StandIn(model).is_possible
+    setattr(model, name, value)
+    assert not StandIn(model).is_possible
+
+
+def test_sparse_gradients_cannot_be_stood_in_for() -> None:
+    dense, sparse = (DistributedDataParallel(nn.Embedding(3, 2, sparse=sparse)) for sparse in (False, True))
+    assert StandIn(dense).is_possible
+    assert not StandIn(sparse).is_possible
+
+
+def test_a_parameter_that_the_wrapper_ignores_is_left_alone() -> None:
+    net = Net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["first.weight", "unused.weight"])
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    stand_in = StandIn(model, own={id(net.first.weight), id(net.unused.weight)})
+    with pytest.raises(MemoryError), stand_in.watching():
+        raise MemoryError
+    stand_in.complete(reduced=True)
+    assert net.first.weight.grad is net.unused.weight.grad is None
+    assert net.first.bias.grad is not None
+
+
+def test_without_a_wrapper_nothing_is_watched() -> None:
+    with StandIn(None).watching():
+        pass
 
 
 class Two:

@@ -234,6 +234,7 @@ def test_a_module_that_cannot_be_measured_is_left_out(monkeypatch: pytest.Monkey
             got = module(*args)
         assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
         with watch.watching():
+            assert hooks(module) == 0
             module(*args)
         assert watch.modules == ()
 
@@ -308,6 +309,11 @@ def test_tied_tables_come_once_and_what_is_not_trained_not_at_all() -> None:
     before = {name: b.clone() for name, b in model.named_buffers()}
     assert list(rows(model)) == ["a"]
     assert_same(before, {name: b.clone() for name, b in model.named_buffers()})
+
+
+def test_many_tables_are_sampled_from_first_to_last() -> None:
+    names = list(rows(nn.Sequential(*(nn.Embedding(2, 1) for _ in range(130)))))
+    assert (len(names), names[0], names[-1]) == (64, "0", "129")
 
 
 def test_of_a_table_with_sparse_gradients_the_touched_rows_count() -> None:
@@ -487,6 +493,15 @@ class TestCallsOfTorchsFunction:
     def test_the_longest_of_a_head_in_the_whole_batch(self) -> None:
         q, k = torch.cat([heads(6.0, 1.0), heads(2.0, 2.0)]), torch.cat([heads(1.0, 9.0), heads(5.0, 9.0)])
         assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(6.0 * 5.0 / 2.0)}
+
+    @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)), seed=st.integers(0, 99))
+    def test_by_hand(self, shape: tuple[int, int, int], seed: int) -> None:
+        """The longest query of each head, wherever it is, times the longest key of the same head."""
+        rng = torch.Generator().manual_seed(seed)
+        q, k = torch.randn(*shape, 5, generator=rng), torch.randn(*shape, 5, generator=rng)
+        expected = (q.norm(dim=3).amax((0, 2)) * k.norm(dim=3).amax((0, 2))).max().item() / math.sqrt(5)
+        assert bounds(Calls(), q, k) == {"attention 0": pytest.approx(expected, rel=1e-5)}
+        assert expected >= (q @ k.mT).max().item() / math.sqrt(5)
 
     def test_transforms_show_nothing(self) -> None:
         watch = AttentionLogits(Calls())

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -208,8 +210,8 @@ class TestCopies:
     def read(self, *batches: tuple[Tensor, Tensor]) -> str:
         copies = Copies()
         for _ in range(3):
-            for given, target in batches:
-                copies.add(given, target)
+            for each, target in batches:
+                copies.add(each, target)
         return copies.read(*copies.pending(torch.device("cpu")).tolist())
 
     def test_numbers_must_be_equal_and_labels_only_related(self) -> None:
@@ -244,3 +246,78 @@ class TestCopies:
         assert self.read((given, given[:, 1:])) == ""
         assert self.read((given[:12], target)) == ""
         assert self.read((given, torch.zeros(16))) == ""
+
+    def test_limits_of_what_is_compared(self) -> None:
+        def first_of(width: int) -> str:
+            given = torch.randn(8, width, generator=RNG)
+            return self.read((given, given[:, 0]))
+
+        found = "feature 0 of the input"
+        assert [first_of(width) for width in (2, 4096, 4097)] == [found, found, ""]
+        many = torch.randn(1 << 14, 2, generator=RNG)
+        more, target = torch.cat((many, many)), torch.cat((many[:, 0], many[:, 1]))
+        assert self.read((more, target)) == found, "the first rows count"
+        assert self.read((more[: len(many)], target)) == self.read((many, target)) == ""
+        images = torch.randn(16, 3, 2, 2, generator=RNG)
+        assert self.read((images, images[:, 0, 0, 0])) == ""
+
+    @pytest.mark.parametrize(("off", "found"), [(5e-7, "feature 1 of the input"), (2e-6, "")])
+    def test_equal_to_a_millionth_of_the_largest(self, off: float, found: str) -> None:
+        given = torch.randn(16, 3, generator=RNG).clamp(-1.0, 1.0) * 2.0
+        target = given[:, 1].clone()
+        target[0] = 2.0
+        given[0, 1] = 2.0 * (1.0 + off)
+        assert self.read((given, target)) == found
+
+    @pytest.mark.parametrize(("noise", "found"), [(0.01, "feature 1 of the input"), (0.03, "")])
+    def test_labels_are_related_by_more_than_9999(self, noise: float, found: str) -> None:
+        target = torch.arange(64) % 2
+        given = torch.randn(64, 3, generator=RNG)
+        wobble = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(16) * noise / 2
+        given[:, 1] = target + wobble
+        related = torch.corrcoef(torch.stack((given[:, 1], target.float())))[0, 1].item()
+        assert (related >= 0.9999) is bool(found)
+        assert self.read((given, target)) == found
+
+    def test_a_constant_is_no_copy(self) -> None:
+        given = torch.randn(16, 3, generator=RNG)
+        given[:, 2] = 0.5
+        assert self.read((given, torch.full((16,), 0.5))) == ""
+
+    def test_a_batch_of_another_width_does_not_count(self) -> None:
+        copies, home = Copies(), torch.device("cpu")
+        for width in (3, 4, 3, 4, 3):
+            given = torch.randn(16, width, generator=RNG)
+            assert copies.pending(home).tolist() == [0.0, 0.0]
+            copies.add(given, given[:, 1])
+        assert copies.pending(home).tolist() == [1.0, 1.0]
+        assert copies.read(math.nan, 1.0) == ""
+        assert copies.pending(home).tolist() == [0.0, 0.0]  # and there never will be one
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(2, 4), st.integers(1, 3)),
+    kind=st.sampled_from(["rows", "middle", "last"]),
+    ignored=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_cross_entropy_is_that_of_torch(shape: tuple[int, int, int], kind: str, ignored: bool, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    rows, classes, places = shape
+    logits = torch.randn(rows, classes, places + 4, generator=rng)  # so that places are no classes
+    labels = torch.randint(classes, (rows, places + 4), generator=rng)
+    labels[0, 0] = -100 if ignored else labels[0, 0]
+    expected = pytest.approx(functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    last = logits.movedim(1, -1)
+    given_ = {"middle": (logits, labels), "last": (last, labels), "rows": (last.flatten(0, 1), labels.flatten())}[kind]
+    assert found(*given_)["cross-entropy"] == expected
+    assert found(given_[0].log_softmax(1 if kind == "middle" else -1), given_[1])["nll"] == expected
+
+
+def test_losses_of_all_that_fits() -> None:
+    whole, wide = torch.zeros(6, 4), torch.zeros(6, 1)
+    assert set(losses_of(LOGITS, [("y", LABELS), ("z", whole), ("w", wide)])) == {
+        *(f"{kind} of y" for kind in ("cross-entropy", "nll", "nll from probabilities")),
+        *(f"{kind} of z" for kind in ("bce with logits", "bce", "mse", "l1", "huber", "sum of squares")),
+    }
+    assert losses_of(LOGITS, [("y", torch.zeros(6, dtype=torch.long, device="meta"))]) == {}

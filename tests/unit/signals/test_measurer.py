@@ -1,6 +1,7 @@
 """One look: every number that rides along arrives in its own field."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -310,6 +311,42 @@ class TestTrouble:
         none = Bench(watched=False)
         assert none.measurer.weights(none.look().signals) == {}
         assert none.measurer.with_weights(plain).weights == ()
+
+    @pytest.mark.parametrize(
+        ("step", "loss", "due"), [(7, 1.0, True), (27, 1.0, True), (8, 1.0, False), (8, math.nan, True)]
+    )
+    def test_what_ranks_agreed_on_is_weighed_where_it_is_due(self, step: int, loss: float, due: bool) -> None:
+        bench = Bench()
+        asked: list[tuple[str, ...]] = []
+
+        def over_ranks(names: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
+            asked.append(tuple(names))
+            return dict.fromkeys(names, 2.0)
+
+        bench.measurer.over_ranks = over_ranks
+        view = bench.look(step=step, losses=[torch.tensor(loss)])
+        assert (view.signals.weight_norms, view.signals.weights) == ((), ()), "once all ranks know of it"
+        found = bench.measurer.weighed(view).signals
+        assert asked == [tuple(bench.named)] * due
+        assert (found.weights, found.weight_norms) == ((tuple(bench.named), (2.0,) * 6) if due else ((), ()))
+
+    def test_weights_as_they_are_now(self) -> None:
+        bench = Bench()
+        signals = bench.look(step=7).signals
+        assert signals.weight_norms
+        with torch.no_grad():
+            for parameter in bench.model.parameters():
+                parameter.fill_(0.0)
+        assert bench.measurer.with_weights(signals) is signals
+        assert bench.measurer.weights(signals) == dict.fromkeys(bench.named, 0.0)
+
+
+def test_batches_are_described_at_first_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, described = Bench(), list[int]()
+    monkeypatch.setattr(bench.measurer._evidence, "add", lambda batch, step: described.append(step))
+    for step in (*range(18), 31, 32, 33, 127, 128, 129, 255, 256, 383, 384):
+        bench.look(step=step, batches=[bench.x])
+    assert described == [*range(17), 32, 128, 256, 384]
 
 
 class TestGradientSamples:

@@ -160,6 +160,77 @@ class TestLosses:
             found = read(watch, lambda given=given: functional.cross_entropy(model(given), LABELS))  # type: ignore[misc]
             assert found.copied == ("feature 1 of the input" if i == 2 else "")
 
+    @pytest.mark.parametrize(
+        ("loss", "activation"),
+        [
+            (lambda out: functional.cross_entropy(out.relu(), LABELS), "relu"),
+            (lambda out: functional.nll_loss(out.log_softmax(1), LABELS), "log_softmax"),
+            (lambda out: functional.nll_loss(out.relu().log_softmax(1), LABELS), "relu"),  # what the scores come from
+            (lambda out: functional.binary_cross_entropy(out.relu().sigmoid(), Y.sigmoid()), "sigmoid"),
+            (lambda out: functional.mse_loss(out, Y), ""),
+        ],
+    )
+    def test_the_activation_before_the_loss(self, loss: Callable[[Tensor], Any], activation: str) -> None:
+        model = nn.Linear(3, 2)
+        assert seen(model, lambda: loss(model(X))).activation == activation
+
+    def test_a_divergence_has_a_level_only_where_it_is_known(self) -> None:
+        model = nn.Linear(3, 2)
+        shares = Y.softmax(1)
+        for reduction, kind in (("batchmean", "kl"), ("sum", "")):
+            loss = lambda r=reduction: functional.kl_div(model(X).log_softmax(1), shares, reduction=r)  # noqa: E731
+            assert seen(model, loss).kind == kind
+
+    def test_mistakes_cuts_and_penalties(self) -> None:
+        model = nn.Linear(3, 2)
+
+        def loss() -> Tensor:
+            out = model(X)
+            for _ in range(5):
+                out.detach()
+            return functional.cross_entropy(out.softmax(1), LABELS) + model.weight.norm()
+
+        found = seen(model, loss, (X, LABELS))
+        assert [fault for fault, _ in found.mistakes] == ["wrong-loss"]
+        assert (found.cuts, found.penalized) == (("detach",) * 3, 1)
+        assert found.input_rms == pytest.approx(X.square().mean().sqrt().item())
+
+    def test_a_softmax_over_the_samples_of_the_batch(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=0))
+        for batch in (None, (X, LABELS)):
+            found = seen(model, lambda: model(X).mean(), batch)
+            assert [fault for fault, _ in found.mistakes] == ["inner softmax-axis"]
+        assert seen(model, lambda: model(X).mean(), (X[:7], LABELS)).mistakes == ()
+
+    def test_the_target_of_the_batch_is_measured_once(self) -> None:
+        model = nn.Linear(3, 2)
+        found = [seen(model, lambda y=y: functional.mse_loss(model(X), y), (X, Y)).losses for y in (Y, 2.0 * Y)]
+        assert [len(losses) for losses in found] == [7, 12]  # the second is another tensor than the batch has
+        assert all({name.rpartition(" of ")[2] for name, _ in losses} == {"[1]", TARGET} for losses in found)
+
+    def test_two_losses_are_no_task_to_copy(self) -> None:
+        model, target = nn.Linear(3, 2), X[:, :1].clone()
+        watch = watch_of(model)
+        for _ in range(3):
+            found = read(watch, lambda: [functional.mse_loss(model(X)[:, :1], target) for _ in range(2)])
+        assert (found.terms, found.copied) == (2, "")
+        watch = watch_of(model)
+        for _ in range(3):
+            found = read(watch, lambda: functional.mse_loss(model(X)[:, :1], target))
+        assert found.copied == "feature 0 of the input"
+
+    def test_a_batch_that_is_known_only_later(self) -> None:
+        model = nn.Linear(3, 2)
+        watch = watch_of(model)
+        for early, late, name in ((None, (X, Y), "mse of [1]"), ((X, 2.0 * Y), (X, Y, Y), "mse of [1]")):
+            watch.begin(early, 4)
+            (model(X) - 1.0).square().mean()
+            watch.conclude(late)
+            losses = dict(watch.read(watch.waiting[0].tolist()).losses)
+            watch.drop()
+            assert losses[name] == pytest.approx(((model(X) - (early or late)[1]) ** 2).mean().item(), rel=1e-5)
+            assert "mse of [2]" not in losses
+
     def test_picked_log_probabilities_are_a_policy(self) -> None:
         model = nn.Linear(3, 2)
         found = seen(model, lambda: -model(X).log_softmax(1).gather(1, LABELS.unsqueeze(1)).mean())
@@ -224,6 +295,40 @@ class TestHooks:
             assert not model._forward_hooks
             model(X)
         assert (watch.waiting, told) == ([], [True, True])
+
+    def test_the_fast_path_of_attention_is_left_alone(self) -> None:
+        model: Any = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2))
+        watch = watch_of(model)
+        for training, hooked in ((True, [1, 1]), (False, [0, 1])):
+            model.train(training)
+            watch.start()
+            assert [len(child._forward_hooks) for child in model] == hooked
+            assert len(model._forward_hooks) == 1
+        watch.clear()
+        assert [len(child._forward_hooks) for child in model] == [0, 0]
+
+    @pytest.mark.parametrize(
+        ("module", "misread"),
+        [
+            (nn.LSTM(4, 2), ("0",)),
+            (nn.TransformerEncoderLayer(4, 2, 8), ("0", "0.self_attn")),
+            (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), ()),
+            (nn.Linear(4, 2), ()),
+        ],
+    )
+    def test_modules_that_want_time_first(self, module: nn.Module, misread: tuple[str, ...]) -> None:
+        x = torch.randn(8, 5, 4, generator=RNG)
+        model = nn.Sequential(module)
+        assert seen(model, lambda: model(x), (x, LABELS)).misread == misread
+        assert seen(model, lambda: model(x[:, 0]), (x, LABELS)).misread == ()
+
+    def test_a_second_pass_forgets_the_first(self) -> None:
+        model = nn.Linear(3, 2)
+        watch = watch_of(model)
+        assert [read(watch, lambda: model(X) + model(X)).calls for _ in range(2)] == [2, 2]
+        with watch.seeing(None, 4):
+            pass
+        assert watch.waiting == []
 
     def test_a_recurrence_that_reads_the_batch_as_time(self) -> None:
         x, labels = torch.randn(8, 5, 3, generator=RNG), LABELS
