@@ -141,7 +141,7 @@ def text_of(path: Path, *, encoding: str = "utf-8", largest: int = LARGEST_FILE)
     """All of it.
 
     Raises:
-        ConfigError: it cannot be read, has no end, is too large, or is no text in UTF-8.
+        ConfigError: it cannot be read, has no end, is too large, or is no text in that encoding.
     """
     must_end(path)
     try:
@@ -149,7 +149,7 @@ def text_of(path: Path, *, encoding: str = "utf-8", largest: int = LARGEST_FILE)
             raise ConfigError(f"{path}: {path.stat().st_size >> 20} MB, more than the limit of {largest >> 20} MB")
         return path.read_text(encoding=encoding)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a UTF-8 text file") from None
+        raise ConfigError(f"{path}: not a {encoding.removesuffix('-sig').upper()} text file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
 

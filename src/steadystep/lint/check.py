@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from steadystep._utils.checklist import ChecklistItem
-from steadystep._utils.text import must_end, text_of
+from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
 from steadystep.lint.checklist import script_checklist
 from steadystep.lint.context import Context
+from steadystep.lint.encoding import script_of
 from steadystep.lint.ignore import Ignored
 from steadystep.lint.project import Linked, link, project_of
 from steadystep.lint.report import Hit, Report
@@ -162,4 +163,4 @@ def _run(path: Path) -> Report:
 
 
 def _script(path: Path, project: Path) -> Report:
-    return check_script(text_of(path, encoding="utf-8-sig"), str(path), project=project)
+    return check_script(script_of(path), str(path), project=project)

@@ -14,11 +14,11 @@ from typing import final
 from steadystep._utils.text import must_end
 from steadystep.errors import ConfigError
 from steadystep.lint.check import check_script
+from steadystep.lint.encoding import encoding_of
 from steadystep.lint.patch import apply, plain
 from steadystep.lint.repairs import edits, why_unsafe
 from steadystep.lint.report import Hit, Report
 
-_BOM = b"\xef\xbb\xbf"
 _FOLLOW_UPS = 3  # fixes that one fix may need: a clip that is moved may have to be unscaled
 
 
@@ -131,14 +131,15 @@ def fix_file(path: Path, *, wanted: Callable[[str], bool] = lambda code: True, w
     must_end(path)
     try:
         raw = path.read_bytes()
-        text = raw.decode("utf-8-sig")
+        encoding = encoding_of(raw)
+        text = raw.decode(encoding)
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a UTF-8 text file") from None
+        raise ConfigError(f"{path}: not a {encoding.removesuffix('-sig').upper()} text file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
     fixed = fix_script(text, str(path), wanted=wanted)
     if write and fixed.applied:
-        _replace(path, raw, (_BOM if raw.startswith(_BOM) else b"") + fixed.text.encode())
+        _replace(path, raw, fixed.text.encode(encoding))
     return fixed
 
 

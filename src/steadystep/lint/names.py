@@ -160,6 +160,11 @@ def calls_in(node: ast.AST) -> Iterator[ast.Call]:
         yield node
 
 
+_PYTHON_2 = re.compile(
+    r"^Missing parentheses in call to '(print|exec)'|^multiple exception types must be|^leading zeros"
+)
+
+
 def parse_script(text: str, path: str) -> ast.Module:
     """The tree, or a message with the line."""
     try:
@@ -167,7 +172,8 @@ def parse_script(text: str, path: str) -> ast.Module:
             warnings.simplefilter("ignore")  # an odd escape in somebody's string is not our business
             return ast.parse(text)
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg})") from None
+        old = "; Python 2 is not supported" if _PYTHON_2.search(error.msg) else ""
+        raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg}){old}") from None
     except (RecursionError, MemoryError):
         raise ConfigError(f"{path}: cannot be parsed: nested too deeply") from None
     except ValueError as error:

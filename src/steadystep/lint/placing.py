@@ -6,7 +6,7 @@ from dataclasses import replace
 from steadystep.lint.control import HARMLESS, is_main_guard, is_no_grad, switches_off
 from steadystep.lint.events import Comprehension, EnteredLoop, Event, EventKind, LoopNode, Seen
 from steadystep.lint.flow import UNKNOWN, answer, goes_over, is_about_networks, written_out
-from steadystep.lint.names import last, name_of, owner_of
+from steadystep.lint.names import last, name_of, owner_of, parameters
 from steadystep.lint.place import Place
 from steadystep.lint.roles import Roles, is_managed
 from steadystep.lint.script import Script
@@ -45,10 +45,11 @@ def repeated(node: LoopNode, over: ast.expr | None, place: Place, number: int, s
 
 
 def _is_local(over: ast.expr | None, place: Place, script: Script) -> bool:
-    """A variable of a function that was called: its name says nothing about what the callers gave."""
+    """A variable of a function that was called, or a parameter that was given no name: it may hold anything."""
     if not isinstance(over, ast.Name) or len(place.sites) == 0 or over.id in place.names:
         return False
-    return (place.stack[-1], over.id) in script.assigned
+    function = place.stack[-1]
+    return (function, over.id) in script.assigned or over.id in parameters(function)
 
 
 def parts_of(node: Comprehension) -> list[ast.AST]:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
-from steadystep._utils.text import text_of
 from steadystep.errors import ConfigError
+from steadystep.lint.encoding import script_of
 from steadystep.lint.names import Function, name_of, parse_script
 
 _MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
@@ -183,7 +183,7 @@ def _load(path: Path) -> Module | None:
 @lru_cache(maxsize=256)
 def _read(path: Path, _changed: int, _size: int) -> Module | None:
     try:
-        text = text_of(path, encoding="utf-8-sig")
+        text = script_of(path)
         return Module(path, parse_script(text, str(path)), text.splitlines())
     except (ConfigError, RecursionError):
         return None

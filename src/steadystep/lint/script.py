@@ -47,6 +47,10 @@ class Values(Protocol):
         """The function around a node."""
 
 
+def _names(value: ast.expr, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value))
+
+
 def given(script: Values, function: Function, name: str) -> list[Bound]:
     """What callers in this file pass for a parameter; without callers its default, then anything of that name."""
     names = parameters(function)
@@ -232,7 +236,9 @@ class Script:
             return [self.with_part(s, name, v) for s, v in self.named.get(name, ()) if self.class_of(s) is owner]
         while scope is not None:
             if (scope, name) in self.assigned:
-                return [self.with_part(s, name, v) for s, v in self.assigned[scope, name]]
+                found = [self.with_part(s, name, v) for s, v in self.assigned[scope, name]]
+                again = name in parameters(scope) and any(_names(v, name) for v, _ in found)  # `net = net.to(device)`
+                return [*found, *given(self, scope, name)] if again else found
             if name in parameters(scope):
                 return given(self, scope, name)
             if scope.args.kwarg is not None and scope.args.kwarg.arg == name:

@@ -3,9 +3,14 @@
 Each fault next to the code that only looks like it.
 """
 
+from pathlib import Path
+
 import pytest
 
+from steadystep import ConfigError
 from steadystep.lint import check_script
+from steadystep.lint.check import check_path
+from steadystep.lint.fix import fix_file
 
 HEAD = """import torch
 import torch.nn as nn
@@ -571,3 +576,36 @@ def test_the_fault_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", CLEAN)
 def test_what_only_looks_like_it_is_silent(name: str) -> None:
     assert not check_script(HEAD + CLEAN[name]).hits
+
+
+LATE_CLIP = """# -*- coding: latin-1 -*-
+import torch
+def train(model, loader, optimizer):
+    for x, y in loader:  # caf\xe9
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+"""
+
+
+def test_a_script_is_read_and_fixed_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(LATE_CLIP.encode("latin-1"))
+    assert [hit.code for report in check_path(path) for hit in report.faults] == ["SS102"]
+    assert fix_file(path).applied
+    assert "caf\xe9".encode("latin-1") in path.read_bytes()
+
+
+@pytest.mark.parametrize("first", [b"", b"# coding: utf-8\n", b"# coding: rot13\n", b"# coding: nothing\n"])
+def test_another_encoding_than_declared_is_named(first: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(first + b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match="not a UTF-8 text file"):
+        list(check_path(path))
+
+
+def test_python_2_is_called_so() -> None:
+    with pytest.raises(ConfigError, match="Python 2 is not supported"):
+        check_script('print "loss", loss\n')

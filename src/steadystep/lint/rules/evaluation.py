@@ -13,6 +13,7 @@ from steadystep.lint.rules.evaluation_mode import (
     called_quietly,
     callers_set_no_mode,
     evaluated_here,
+    is_before_no_grad,
     may_switch,
     mode_matters,
     no_grad_around,
@@ -134,8 +135,9 @@ def check(context: Context) -> Iterator[Hit]:
         return
     told = [found for one in passes(context) for found in _judge(context, one)]
     told += [found for call in context.script.calls.get("eval", ()) for found in _without_a_loop(context, call)]
-    yield from told
-    yield from (found for found in modes_in_order(context) if found.code not in {t.code for t in told})
+    told += [found for found in modes_in_order(context) if found.code not in {t.code for t in told}]
+    old = is_before_no_grad(context.script)
+    yield from (found for found in told if found.code != "SS402" or not old)
 
 
 def _judge(context: Context, one: Pass) -> Iterator[Hit]:

@@ -44,6 +44,15 @@ def no_grad_around(script: Script, node: ast.AST) -> bool:
     return bool(script.calls.get("set_grad_enabled"))
 
 
+def is_before_no_grad(script: Script) -> bool:
+    """Written for torch before 0.4: `volatile=True` switched the graph off, and `loss.data[0]` read the number."""
+    said = any(isinstance(n, ast.keyword) and n.arg == "volatile" for n in script.nodes)
+    return said and any(
+        isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute) and n.value.attr == "data"
+        for n in script.nodes
+    )
+
+
 def sets_mode(script: Script, scope: ScriptScope) -> str:
     """`eval`, `train` or nothing: what is called in the same function or in one around it."""
     owner: ast.AST = scope if scope is not None else script.tree

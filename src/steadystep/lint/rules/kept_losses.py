@@ -32,7 +32,11 @@ def listed(context: Context, event: Event, names: list[str], loop: ast.For | ast
         kept = _kept(script, call.args[0], names)
         if kept is None or not _only_grows(script, held, call, loop, scope):
             continue
-        if goes_back(script, held, scope) or under_no_grad(script, call) or _is_cut(script, event, kept, call):
+        if (
+            goes_back(script, held, scope)
+            or under_no_grad(script, call)
+            or is_cut_before(script, event, path_of(kept), call)
+        ):
             continue
         name = path_of(kept)
         diff = context.edit().replace(kept, f"{name}.detach()").diff()
@@ -64,9 +68,13 @@ def grows(script: Script, value: ast.expr) -> bool:
     )
 
 
-def _is_cut(script: Script, event: Event, kept: ast.expr, node: ast.AST) -> bool:
-    found = script.reaching(path_of(kept), node)
-    return found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None
+def is_cut_before(script: Script, event: Event, name: str, node: ast.AST) -> bool:
+    """Between backward and here the name was given to a number."""
+    found = script.reaching(name, node)
+    if found is None or found[0].lineno <= event.line:
+        return False
+    value = found[1].value if isinstance(found[1], ast.Subscript) else found[1]  # `loss.data[0]`
+    return cut_at(value) is not None
 
 
 def _kept(script: Script, given: ast.expr, names: list[str]) -> ast.expr | None:

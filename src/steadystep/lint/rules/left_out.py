@@ -29,7 +29,8 @@ def by_identity(context: Context) -> Iterator[Hit]:
     for label, place, networks in held:
         for network in networks:
             mine = network_identity(script, network)
-            twice = sum(any(mine and mine == network_identity(script, n) for n in ns) for _, _, ns in held) > 1
+            holders = {o for o, _, ns in held if any(mine and mine == network_identity(script, n) for n in ns)}
+            twice = len(holders) > 1  # by name: an option may choose the kind of one optimizer
             for other in missing if twice and not matches(label, network.path) else ():
                 if matches(label, other.path) and not _is_frozen(script, other):
                     message = f"{network.path} is given to two optimizers and {other.path} to none"
@@ -105,7 +106,8 @@ def _by_name(context: Context) -> Iterator[Hit]:
         return
     known = [network for _, _, networks in held for network in networks]
     for made, optimizer, networks in held:
-        shared = [n for n in networks if known.count(n) > 1]
+        # why: by name, for an option may choose the kind of one optimizer
+        shared = [n for n in networks if len({name for _, name, others in held if n in others}) > 1]
         for network in shared:
             for missing in _in_no_optimizer(context, made, known):
                 if _belongs(context, made, optimizer, networks, missing) and not matches(optimizer, network):

@@ -7,8 +7,8 @@ from steadystep.lint.context import Context, hit
 from steadystep.lint.events import Event
 from steadystep.lint.names import Function, last, name_of, parameters, path_of
 from steadystep.lint.report import Hit
-from steadystep.lint.rules.kept_losses import empties, in_a_method, in_training_step, keeps, listed
-from steadystep.lint.rules.loss import cut_at, under_no_grad
+from steadystep.lint.rules.kept_losses import empties, in_a_method, in_training_step, is_cut_before, keeps, listed
+from steadystep.lint.rules.loss import under_no_grad
 from steadystep.lint.rules.trained import bare, goes_back, is_loss, loss_names, outputs, trained_losses
 from steadystep.lint.script import Script, ScriptScope
 from steadystep.lint.sources import sources
@@ -222,12 +222,6 @@ def begun_in(script: Script, loop: ast.AST, scope: ScriptScope, total: str, but:
     anew = {script.scope_of(s) for s, _ in script.named.get(total, ()) if s is not but} - {scope, None}
     calls = [n for n in ast.walk(loop) if isinstance(n, ast.Call)]
     return any(target_of(c, script) in anew for c in calls)
-
-
-def is_cut_before(script: Script, event: Event, name: str, node: ast.AST) -> bool:
-    """Between backward and here the name was given to a number."""
-    found = script.reaching(name, node)
-    return found is not None and found[0].lineno > event.line and cut_at(found[1]) is not None
 
 
 def added_to(node: ast.AST) -> tuple[str, ast.expr] | None:

@@ -9,6 +9,9 @@ from steadystep.lint.report import Hit
 from steadystep.lint.script import Script
 
 _TYPOS = ("require_grad", "require_grads", "requires_grads", "requre_grad", "required_grad", "requires_gard")
+_PLAIN_TENSORS = frozenset(
+    f"torch.{f}" for f in ("zeros", "ones", "empty", "full", "rand", "randn", "arange", "tensor")
+)
 _METHODS = ("requires_grad_", "require_grad_")
 
 
@@ -36,7 +39,26 @@ def _stored(context: Context, node: ast.Attribute) -> Iterator[Hit]:
         return
     fixed = f"{ast.unparse(node.value)}.requires_grad"
     message = f"{ast.unparse(node)} is not {fixed}: nothing is frozen or trained by it"
-    yield hit("SS606", node, message, diff=context.edit().replace(node, fixed).diff(), snippet=f"{fixed} = False")
+    diff = context.edit().replace(node, fixed).diff()
+    advice = _is_frozen_anyway(script, node)
+    yield hit("SS606", node, message, diff=diff, snippet=f"{fixed} = False", advice=advice)
+
+
+def _is_frozen_anyway(script: Script, node: ast.Attribute) -> bool:
+    """`= False` of a tensor that a function of torch makes: it is not trained unless it becomes a parameter."""
+    stmt, name = script.stmt_of(node), name_of(node.value)
+    made = script.reaching(name, node)
+    if made is None or not isinstance(stmt, ast.Assign) or getattr(stmt.value, "value", None) is not False:
+        return False
+    makers = [n for n in ast.walk(made[1]) if isinstance(n, ast.Call) and script.full(n.func) in _PLAIN_TENSORS]
+    if not makers or any(k.arg == "requires_grad" for n in makers for k in n.keywords):
+        return False
+    becomes = [c for c in script.calls.get("Parameter", ()) if len(c.args) == 1 and not c.keywords]
+    trained = {name_of(call.args[0]) for call in becomes}
+    trained |= {
+        name_of(c.func.value) for c in script.calls.get("requires_grad_", ()) if isinstance(c.func, ast.Attribute)
+    }
+    return name not in trained
 
 
 def _is_read(script: Script, word: str) -> bool:
