@@ -26,7 +26,7 @@ class ProductSums:
     The sum of a row of `x W^T + b` is `x` times the sum of the rows of `W`, plus the sum of `b` (Huang and Abraham,
     1984), up to rounding. A product that came out wrong is further off than rounding was in the steps before.
 
-    Cost: one pass over inputs, outputs and weights of a layer; for all layers of width 128 a tenth of the step on a CPU.
+    Cost: one pass over inputs, outputs and weights of a layer; of all layers, of width 128, a tenth of a step.
     Layers take turns, so that it is about as much as computing every `every`-th step again.
     Only modules are seen, forward, and none if one is compiled.
     """
