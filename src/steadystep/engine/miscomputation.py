@@ -12,7 +12,7 @@ itself `_TRUSTED` times can be ended.
 import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,13 +25,14 @@ from steadystep._utils.tensors import is_writable
 from steadystep._utils.text import plain_name, warn
 from steadystep.config import Config
 from steadystep.diagnosis.explain import advised
+from steadystep.engine.agreed_flips import NAMED, ROOM, AgreedFlips
 from steadystep.engine.closures import Closure, RepeatableClosure
 from steadystep.engine.verdict import Verdict
 from steadystep.errors import UnsupportedError
 from steadystep.parallel import Ranks
-from steadystep.records import Action, BitFlip, Miscomputation, Plan
+from steadystep.records import Action, Miscomputation, Plan
 from steadystep.signals.gradients import GradientView, StepResult, add_bits
-from steadystep.signals.probes import Standouts
+from steadystep.signals.standouts import ProductSums, Standouts
 
 if TYPE_CHECKING:
     from steadystep.engine.components import Measuring
@@ -41,10 +42,8 @@ _MOST = 5  # computations of one step
 _AGAIN, _WITHIN = 3, 100  # that many differences in that many checks are no accident
 _ROUNDING = 1e-3  # of the gradient norm: more is not the order of a sum
 _MARGIN = 4.0  # times the largest difference by rounding so far
-_NAMED = 8  # tensors in a record
 _LOOKED_FOR = 64  # steps: modules and their generators, where a step is not due to be checked
 _LEAST = 1e-5  # of the gradient norm: the least bound that is learned from a few differences
-_ROOM = 1000  # bytes of what a rank can tell the others
 
 
 @final
@@ -61,6 +60,7 @@ class Recomputation:
         """The step at hand is to be computed again; it can be."""
         self._model, self._ranks, self._touches = model, ranks, config.mode != "observe"
         self._gradients, self._runner, self._device = measuring.gradients, measuring.runner, measuring.device
+        self._measurer, self._products = measuring.measurer, ProductSums(self.every)
         self._modules, self._own = list[nn.Module](), list[Any]()  # the generators that they hold
         self._finished = False  # the first result was averaged and weighted already: so are the others
         self._works: list[tuple[RepeatableClosure, list[Callable[[], Any]]]] = []
@@ -89,22 +89,28 @@ class Recomputation:
                 self._modules = list(self._model.modules())
                 own = (value for module in self._modules for value in vars(module).values())
                 self._own = [value for value in own if isinstance(value, GENERATORS)]
+                if self._standouts is not None:
+                    self._products.look_around(self._model)
             self._works, self._start, self._noted = [], ModuleState(self._modules), True
             self._listen()
+            self._products.listen(step)
         recipe = RepeatableClosure(work, batch, RngState(self._device, python=True, numpy=True))
         back = (generator_back(each) for each in (*recipe.values(), *self._own))
         self._works.append((recipe, [each for each in back if each]))
 
     def measured(self, measure: Callable[..., GradientView]) -> GradientView:
         """The gradients at hand, computed again before they are measured if that is due, or after if they stand out."""
+        sums = self._products.stop()  # those of the first computation
         wrong = self._check() if self._noted and self._due else ()
+        self._measurer.riders = [*sums.values()]
         view = measure()
         if self._standouts is not None:
+            products = [*zip(reversed(sums), reversed(self._measurer.ridden), strict=False)]
             # why not after a flip: the weights that the gradients were computed with are no longer there
-            if self._noted and not view.signals.bit_flips and self._standouts.call(view.signals):
+            if self._noted and not view.signals.bit_flips and self._standouts.call(view.signals, products):
                 wrong = self._check(finished=True)
                 view = measure(finished=True) if wrong else view
-            self._standouts.learn(view.signals)
+            self._standouts.learn(view.signals, () if wrong else products)
         for hook in self._hooks:
             hook.remove()
         self._works, self._start, self._hooks, self._sums, self._noted = [], None, [], [], False
@@ -251,8 +257,8 @@ class Recomputation:
         local = {name: bits for name, bits in odd.items() if self._ranks.size == 1 or wrong.is_local(name, right)}
         said = {"rank": self._ranks.rank, "host": platform.node()[:64], "local": bool(local)}
         said |= {"count": len(local or odd), "bits": sum((local or odd).values())}
-        names = list(local or odd)[:_NAMED]
-        while len(json.dumps(said | {"tensors": names}).encode()) > _ROOM:
+        names = list(local or odd)[:NAMED]
+        while len(json.dumps(said | {"tensors": names}).encode()) > ROOM:
             names.pop()
         every = [json.loads(text) for text in self._ranks.texts(json.dumps(said | {"tensors": names}))]
         told = [one for one in every if one.pop("local")] or [one for one in every if one["count"]]
@@ -263,36 +269,3 @@ class Recomputation:
         every, self.every, self._noted = self.every, 0, False
         if self._ranks.rank == 0:
             warn(f"monitoring.recompute_every: {every} {why}")
-
-
-@final
-class AgreedFlips:
-    """Bits that flipped on one rank, as all ranks know them: all of them compute the step again.
-
-    Each rank compares and repairs what it holds. What it could not repair it gets from a rank that found nothing, which
-    needs no majority: checksums tell who is right, among two as well.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._mine: tuple[BitFlip, ...] = ()
-        self._any = ranks.any_rank(lambda: bool(self._mine))
-
-    def agree(self, view: GradientView) -> GradientView:
-        """The signals of all ranks, as `Ranks.agree` gives them, with the flips of all."""
-        self._mine = view.signals.bit_flips
-        view = self._ranks.agree(view)
-        if not self._any():
-            return view
-        said = [asdict(flip) | {"rank": self._ranks.rank} for flip in self._mine[:_NAMED]]
-        while len(json.dumps(said).encode()) > _ROOM:
-            said.pop()
-        every = [json.loads(text) for text in self._ranks.texts(json.dumps(said))]
-        flips = tuple(BitFlip(**one) for of_rank in every for one in of_rank)
-        signals = replace(view.signals, bit_flips=flips)
-        odd = {flip.rank: flip.tensor for flip in flips if not flip.repaired}
-        healthy = next((rank for rank in range(self._ranks.size) if rank not in odd), None)
-        if odd and healthy is not None:
-            names = tuple(f"{name} on rank {rank}" for rank, name in odd.items())
-            signals = replace(signals, odd_replicas=names, healthy_rank=healthy)
-        return replace(view, signals=signals)

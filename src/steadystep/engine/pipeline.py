@@ -132,7 +132,7 @@ class Pipeline:
     ) -> GradientView:
         """The gradients as they stand, for losses that were computed elsewhere; `more` as for `Measurer.measure`."""
         if self._checksums.armed:
-            self._measurer.riders = self._checksums.compare()
+            self._measurer.riders = [*self._checksums.compare(), *self._measurer.riders]
         view = self._measurer.measure(
             step=self.progress.attempts,
             losses=losses,

@@ -182,9 +182,12 @@ class Checksums:
 
     @torch.no_grad()
     def found(self, flags: Sequence[float]) -> tuple[BitFlip, ...]:
-        """What has changed by itself since `take`, where a flag says so; put back where that was possible."""
+        """What has changed by itself since `take`, where a flag says so; put back where that was possible.
+
+        Flags come first, before what else rode along.
+        """
         told, self._waiting = self._waiting, ()
-        if any(flags):
+        if any(flags[: len(self._sums)]):
             told += self._found(self._sums, used=True)
         return told
 

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from steadystep.records import Probe, Signals
+from steadystep.records import Probe
 from steadystep.signals.activations import Activations, compiles, numbers_may_leave
 from steadystep.signals.attention_logits import AttentionLogits
 from steadystep.signals.gradients import Gradients
@@ -238,56 +238,3 @@ class UpdateProbes:
 
 def _unless_unknown(values: tuple[float, ...]) -> tuple[float, ...]:
     return () if all(math.isnan(value) for value in values) else values
-
-
-_SINCE = 64  # steps: what stands out is compared with as many to twice as many before it
-_CREDIT = 4.0  # steps that can be called in a row
-_MORE_NORM, _MORE_PEAK = 1.5, 1.2  # times the largest: of each gradient, of each buffer
-
-
-@final
-class Standouts:
-    """Calls steps worth computing again: larger than anything lately, and no more than one in `every` of them.
-
-    A fault that harms a run shows in the loss, in a gradient or in a running statistic at the step it happens in. Most
-    steps that stand out are healthy ones; those cost a second computation and nothing else.
-    """
-
-    def __init__(self, every: int) -> None:
-        self._income, self._credit, self._count = 1.0 / every, 0.0, 0
-        self._largest: list[dict[str, float]] = [{}, {}]
-        """Of the last whole 64 steps, and of those since: limits by name."""
-
-    def call(self, signals: Signals) -> bool:
-        """Whether this step stands out, and may be computed again."""
-        self._credit = min(self._credit + self._income, _CREDIT)
-        if self._count < _SINCE or self._credit < 1.0:
-            return False
-        before, lately = self._largest
-        odd = not signals.all_finite or any(
-            value > max(before.get(name, -math.inf), lately.get(name, -math.inf))
-            for name, value in _values(signals)
-            if name in before
-        )
-        self._credit -= odd
-        return odd
-
-    def learn(self, signals: Signals) -> None:
-        """What the step came to, once it is known to be right."""
-        if not signals.all_finite:
-            return
-        if self._count and self._count % _SINCE == 0:
-            self._largest = [self._largest[1], {}]
-        self._count += 1
-        lately, counts = self._largest[1], 2 + len(signals.norms)
-        for number, (name, value) in enumerate(_values(signals)):
-            limit = value * (1.0 if number < 2 else _MORE_NORM if number < counts else _MORE_PEAK)
-            if limit > lately.get(name, -math.inf):
-                lately[name] = limit
-
-
-def _values(signals: Signals) -> Iterator[tuple[str, float]]:
-    yield "the loss", signals.loss
-    yield "the gradient norm", signals.grad_norm
-    yield from zip(signals.names, signals.norms, strict=True)
-    yield from zip(signals.buffers, signals.buffer_peaks, strict=True)

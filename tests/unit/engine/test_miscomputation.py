@@ -288,3 +288,22 @@ def test_buffers_are_those_that_the_step_began_with() -> None:
     twice = guard._pipeline._twice
     assert (twice._clean, twice._bounds) == (3, None)  # bit for bit, running statistics included
     guard.close()
+
+
+def test_a_wrong_product_that_shows_in_no_norm_is_computed_again() -> None:
+    torch.manual_seed(0)
+    model, wrong = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)), list[float]()
+
+    def hit(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.data[0, 0] += wrong.pop() if wrong else 0.0
+
+    model[0].register_forward_hook(hit)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), config={"monitoring": {"recompute_every": 10}})
+    found = []
+    for step in range(75):
+        wrong += [1e-3] * (step == 73)
+        x = torch.randn(8, 6)
+        signals = guard.step(lambda x=x: model(x).square().mean()).signals  # type: ignore[misc]
+        found += [(step, one.persistent) for one in signals.miscomputations]
+    guard.close()
+    assert found == [(73, False)]

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from steadystep.records import InputStats, Probe, Signals
+from steadystep.records import InputStats, Probe
 from steadystep.signals.activations import Activations
 from steadystep.signals.batches import Inputs
 from steadystep.signals.gradients import Gradients
-from steadystep.signals.probes import Standouts, UpdateProbes
+from steadystep.signals.probes import UpdateProbes
 from steadystep.signals.samples import WHOLE, Strips
 
 
@@ -291,47 +289,3 @@ def test_inputs_that_were_described_are_not_described_again() -> None:
     for _ in range(4):
         inputs.add(torch.rand(2, 2))
     assert inputs.waiting
-
-
-def of_step(step: int, loss: float, norm: float = 1.0, peak: float = 1.0) -> Signals:
-    more: dict[str, Any] = {"names": ("w", "b"), "norms": (norm, 0.1), "buffers": ("var",), "buffer_peaks": (peak,)}
-    return Signals(step=step, loss=loss, grad_norm=math.hypot(norm, 0.1), **more)
-
-
-@pytest.mark.parametrize(
-    ("loss", "norm", "peak", "called"),
-    [
-        (1.0, 1.0, 1.0, False),
-        (1.01, 1.0, 1.0, True),
-        (math.nan, 1.0, 1.0, True),
-        (1.0, 1.01, 1.0, True),
-        (1.0, 1.0, 1.19, False),
-        (1.0, 1.0, 1.21, True),
-        (0.5, 0.5, 0.5, False),
-    ],
-)
-def test_a_step_larger_than_all_lately_is_called(loss: float, norm: float, peak: float, *, called: bool) -> None:
-    standouts = Standouts(20)
-    for step in range(70):
-        assert not standouts.call(of_step(step, 1.0 - 0.001 * step))
-        standouts.learn(of_step(step, 1.0 - 0.001 * step))
-    assert standouts.call(of_step(70, loss, norm, peak)) is called
-
-
-def test_one_gradient_of_many_is_called() -> None:
-    standouts = Standouts(20)
-    named: dict[str, Any] = {"loss": 1.0, "grad_norm": 10.0, "names": ("w", "b")}
-    for step in range(70):
-        standouts.learn(Signals(step=step, norms=(10.0, 0.1), **named))
-        standouts.call(Signals(step=step, norms=(10.0, 0.1), **named))
-    assert not standouts.call(Signals(step=70, norms=(9.99, 0.14), **named))
-    assert standouts.call(Signals(step=71, norms=(9.99, 0.16), **named))
-
-
-@given(st.lists(st.floats(0.0, 1e6), min_size=80, max_size=300), st.integers(1, 100))
-def test_no_more_steps_are_called_than_the_budget_has(losses: list[float], every: int) -> None:
-    standouts, called = Standouts(every), 0
-    for step, loss in enumerate(losses):
-        called += standouts.call(of_step(step, loss, norm=loss))
-        standouts.learn(of_step(step, loss, norm=loss))
-    assert called <= len(losses) / every
