@@ -255,7 +255,6 @@ def folder_by_folder(faulty: bool, seed: int) -> Setup:
         batches=loader,
         num_steps=330,
         score=lambda: accuracy(model, data.x_test, data.y_test),
-        config={"seed": seed},
     )
 
 
