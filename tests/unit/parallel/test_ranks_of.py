@@ -66,6 +66,12 @@ class TestRanksOf:
         assert isinstance(alone, SingleProcess)
         assert (alone.rank, alone.size, alone.sharded, alone.agreements) == (0, 1, False, 0)
 
+    def test_stages_have_ranks_even_alone(self, world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        stages = nn.Linear(1, 1)
+        world.sizes[None] = 1  # a schedule runs backward by itself
+        monkeypatch.setattr(parallel, "stages_of", lambda model: stages)
+        assert ranks_of(nn.Linear(1, 1)) == ("ranks", stages, None, None)
+
     def test_the_model_inside(self, world: Any) -> None:
         inner = nn.Linear(1, 1)
         assert without_ddp(inner) is inner
