@@ -12,6 +12,7 @@ _LEARNT = 0.5  # of the first loss: below it, a classifier is sure of itself and
 _FEWEST_LOSSES = 16  # on either side of a probe
 _LEAST_FALL = 0.02  # of the level, as in `diagnosis.learning`
 _SIGMAS = 3.0
+_LARGEST = 1e150
 
 
 @final
@@ -27,8 +28,8 @@ class Stretch:
         return math.sqrt(max(0.0, self._squares)) / max(1, self.count)
 
     def learn(self, loss: float) -> None:
-        """Add one loss; what is not finite is passed over."""
-        if math.isfinite(loss):
+        """Add one loss; NaN is passed over, and what has no finite square."""
+        if abs(loss) < _LARGEST:
             self.count += 1
             delta = loss - self.mean
             self.mean += delta / self.count
