@@ -100,6 +100,18 @@ class Observation:
         return any(links(tensor) for tensor in (*(t for _, t in tensors_in(self.batches[0])), *held))
 
     @property
+    def is_sorted(self) -> bool:
+        """The loss sorts its batch, as Cox's does by time: the model is given rows in another order than the batch."""
+        held = [t for _, t in tensors_in(self.batches[0]) if t.dim() and t.layout is torch.strided and not t.is_nested]
+        pairs = [
+            (t, given)
+            for given in self.passes[0].given
+            for t in held
+            if (t.shape, t.dtype) == (given.shape, given.dtype)
+        ]
+        return any(_is_permuted(t, given) for t, given in pairs) and not self.passes[0].unchanged
+
+    @property
     def is_adversarial(self) -> bool:
         """Several networks, one called more than once, and no targets but constants: the level says nothing."""
         parts = {id(m): m for m in self.passes[0].modules if any(p.requires_grad for p in m.parameters())}
@@ -248,3 +260,11 @@ def faint_gradients(o: Observation) -> str:
     largest = max(relative.values())
     faint = [name for name, value in relative.items() if value < _VANISHING * largest]
     return f"the gradient of {names(faint)} is below 1e-4 of the largest, by the size of the weights" if faint else ""
+
+
+def _is_permuted(held: Tensor, given: Tensor) -> bool:
+    """Whether one has the rows of the other, in another order."""
+    if held.is_complex() or torch.equal(held, given):  # sync: examined
+        return False
+    rows = [torch.unique(t.reshape(len(t), -1), dim=0, return_counts=True) for t in (held, given)]
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(*rows, strict=True))  # sync: examined

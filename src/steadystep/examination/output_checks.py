@@ -156,7 +156,7 @@ def _wrong_sign(o: Observation) -> Diagnosis | None:
 
 
 def _mismatched(o: Observation) -> Diagnosis | None:
-    if o.own_target is None or not o.own_target < _OWN_TARGET or o.is_graph:
+    if o.own_target is None or not o.own_target < _OWN_TARGET or o.is_graph or o.is_sorted:
         return None
     return no_learning(
         Fault.LABELS_SHUFFLED,
@@ -167,7 +167,7 @@ def _mismatched(o: Observation) -> Diagnosis | None:
 
 
 def _neighbors(o: Observation) -> Diagnosis | None:
-    if o.on_neighbors is None or not o.on_neighbors > _NEIGHBORS or o.is_graph or o.rounds:
+    if o.on_neighbors is None or not o.on_neighbors > _NEIGHBORS or o.is_graph or o.is_sorted or o.rounds:
         return None
     return no_learning(
         Fault.BATCH_DEPENDENCE,

@@ -236,6 +236,21 @@ def of_sequences(target: Callable[[Tensor], Tensor], on_later: float) -> Observa
     return replace(made_observation(), passes=passes, batches=tokens(), on_later=on_later)
 
 
+@pytest.mark.parametrize("changes", [{"own_target": 0.0}, {"on_neighbors": 1.0}])
+@pytest.mark.parametrize(("order", "named"), [(lambda x: x.argsort(descending=True), False), (None, True)])
+def test_a_loss_that_sorts_its_batch_pairs_samples_rightly(
+    changes: dict[str, Any], order: Callable[[Tensor], Tensor] | None, named: bool
+) -> None:
+    """Cox's partial likelihood needs the rows by time: what stands beside a row is no longer its neighbor."""
+    batches = classes(number=4, inputs=4)
+    plain = made_observation(batches, **changes)
+    passes = [
+        seen if order is None else replace(seen, given=(seen.given[0][order(seen.given[0][:, 0])],))
+        for seen in plain.passes
+    ]
+    assert bool(list(faults_of(replace(plain, passes=passes), Attempts()))) == named
+
+
 def test_a_sequence_model_that_sees_its_target() -> None:
     leak = ["suspicious-perfection:target-leak"]
     assert named(of_sequences(lambda ids: ids, on_later=0.0)) == leak
