@@ -12,15 +12,14 @@ from steadystep.detectors.layers import AttentionLogitGrowth, DeadUnits, Embeddi
 from steadystep.detectors.learning_rate_jump import LearningRateCreep, LearningRateJump
 from steadystep.detectors.loss_spike import LossSpike, NotHealing
 from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, MetricBounds
-from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
+from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SaturatedUnits
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
 from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
 from steadystep.detectors.reward import RewardCollapse, RewardHacking
-from steadystep.detectors.saturation import SaturatedUnits
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.value_divergence import ValueDivergence
-from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
+from steadystep.detectors.vanishing_gradient import SuspiciousPerfection, VanishingGradient, ZeroGradient
 
 __all__ = [
     "AttentionLogitGrowth",

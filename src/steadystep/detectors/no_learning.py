@@ -1,9 +1,10 @@
-"""A loss that is still where it began."""
+"""A loss that is still where it began, or stalls while units are saturated."""
 
 import math
 from statistics import median
 from typing import Any, final
 
+from steadystep.detectors.detector import Runs
 from steadystep.records import Finding, Signals
 from steadystep.stats import SIGMA_PER_MAD
 
@@ -185,55 +186,76 @@ class ConstantPrediction:
         self._peak, self._seen, self._done = float(state["peak"]), int(state["seen"]), bool(state["done"])
 
 
-_TINY = 1e-12
-_IN_A_ROW = 16
-_REAL = 1e-3  # a loss that began above this was measuring something
+_SATURATED = 0.7  # of the values of an activation
+_SATURATED_QUIET_STEPS = 4  # the first probes follow each other too closely to count as lasting
+_LEARNT = 0.5  # of the first loss: below it, a classifier is sure of itself and saturates rightly
+_FEWEST_LOSSES, _MOST_LOSSES = 16, 256  # on either side of a probe
+_LEAST_FALL = 0.02  # of the level, as in `diagnosis.learning`
+_ERRORS = 3.0
 
 
 @final
-class SuspiciousPerfection:
-    """Notes once that 16 losses in a row are exactly 0, or below 1e-12 in a run that began above 1e-3.
+class SaturatedUnits:
+    """Warns once for each activation with over 70 % saturated values in three probes in a row, where learning stalls.
 
-    Usual causes: the target leaks into the input, every target is masked, or the loss is detached from the prediction.
+    It does not while the mean loss since the last probe is below that of the stretch before it, by 2 % and by more than
+    its noise, nor below half of the first loss. A loss that started at zero or below counts as high while it has not
+    fallen at all.
     """
 
-    name = "suspicious-perfection"
+    name = "saturated-units"
 
     def __init__(self) -> None:
+        self._runs = Runs(3)
         self._first: float | None = None
-        self._zeros = 0
-        self._tiny = 0
-        self._done = False
+        self._losses: list[float] = []
+        """The latest, since the last probe."""
+        self._before: list[float] = []
+        """Mean loss before that, and its standard error."""
 
     def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Return at most one finding in a run; non-finite losses do not count."""
-        if signals.loss > _TINY and self._first is not None:
-            if signals.loss - signals.loss == 0.0:
-                self._zeros = self._tiny = 0
+        """Return one finding for all activations that were just confirmed saturated."""
+        loss, probe = signals.loss, signals.probe
+        if loss - loss == 0.0:
+            self._first = loss if self._first is None else self._first
+            self._losses.append(loss)
+            del self._losses[:-_MOST_LOSSES]
+        if probe is None or not probe.saturated or probe.step <= _SATURATED_QUIET_STEPS:
             return _NOTHING
-        return self._look_closer(signals)
+        high = self._is_high(loss) and not self._falls()
+        shares = dict(zip(probe.modules, probe.saturated, strict=False))
+        where = self._runs.add({name: high and share > _SATURATED for name, share in shares.items()})
+        if not where:
+            return _NOTHING
+        worst = max(shares[name] for name in where)
+        what = f"up to {worst:.0%} of the outputs of a sigmoid or tanh are saturated"
+        known: dict[str, Any] = {"value": worst, "limit": _SATURATED, "what": what, "where": where}
+        return (Finding(detector=self.name, step=signals.step, severity="warn", **known),)
 
-    def _look_closer(self, signals: Signals) -> tuple[Finding, ...]:
-        loss = signals.loss
-        if loss - loss != 0.0:
-            return _NOTHING
+    def _falls(self) -> bool:
+        """Whether the loss has fallen from the stretch before the last probe to the one since."""
+        losses, before, self._losses, self._before = self._losses, self._before, [], []
+        if len(losses) < _FEWEST_LOSSES:
+            return False
+        mean = sum(loss / len(losses) for loss in losses)  # why not fmean: large losses overflow its sum
+        error = math.hypot(*(loss - mean for loss in losses)) / len(losses)
+        self._before = [mean, error] if math.isfinite(mean + error) else []
+        if not before:
+            return False
+        return before[0] - mean > max(_LEAST_FALL * abs(before[0]), _ERRORS * math.hypot(before[1], error))
+
+    def _is_high(self, loss: float) -> bool:
         if self._first is None:
-            self._first = loss
-        self._zeros = self._zeros + 1 if loss == 0.0 else 0
-        self._tiny = self._tiny + 1 if abs(loss) <= _TINY and self._first > _REAL else 0
-        if self._done or max(self._zeros, self._tiny) < _IN_A_ROW:
-            return _NOTHING
-        self._done = True
-        what = (
-            f"the loss has been {'exactly 0' if self._zeros >= _IN_A_ROW else f'below {_TINY:g}'} for {_IN_A_ROW} steps"
-        )
-        return (Finding(detector=self.name, step=signals.step, severity="info", value=loss, limit=_TINY, what=what),)
+            return False
+        return loss > _LEARNT * self._first if self._first > 0.0 else loss >= self._first
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
-        return {"first": self._first, "zeros": self._zeros, "tiny": self._tiny, "done": self._done}
+        stretches = [list(self._losses), list(self._before)]
+        return {"runs": self._runs.state_dict(), "first": self._first, "stretches": stretches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Continue from `state`; earlier versions had no stretches."""
+        self._runs.load_state_dict(state["runs"])
         self._first = None if state["first"] is None else float(state["first"])
-        self._zeros, self._tiny, self._done = int(state["zeros"]), int(state["tiny"]), bool(state["done"])
+        self._losses, self._before = ([float(v) for v in part] for part in state.get("stretches", ((), ())))

@@ -1,4 +1,4 @@
-"""Gradients that fade on their way down: the first layers get next to nothing of what the last ones get."""
+"""Gradients that fade on their way down, that are exactly zero, or that belong to a loss of exactly zero."""
 
 import math
 from statistics import median_low
@@ -233,3 +233,56 @@ class SuddenZero:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self._without = int(state["without"])
+
+
+_TINY = 1e-12
+_PERFECT_STEPS = 16
+_REAL = 1e-3  # a loss that began above this was measuring something
+
+
+@final
+class SuspiciousPerfection:
+    """Notes once that 16 losses in a row are exactly 0, or below 1e-12 in a run that began above 1e-3.
+
+    Usual causes: the target leaks into the input, every target is masked, or the loss is detached from the prediction.
+    """
+
+    name = "suspicious-perfection"
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._zeros = 0
+        self._tiny = 0
+        self._done = False
+
+    def update(self, signals: Signals) -> tuple[Finding, ...]:
+        """Return at most one finding in a run; non-finite losses do not count."""
+        if signals.loss > _TINY and self._first is not None:
+            if signals.loss - signals.loss == 0.0:
+                self._zeros = self._tiny = 0
+            return ()
+        return self._look_closer(signals)
+
+    def _look_closer(self, signals: Signals) -> tuple[Finding, ...]:
+        loss = signals.loss
+        if loss - loss != 0.0:
+            return ()
+        if self._first is None:
+            self._first = loss
+        self._zeros = self._zeros + 1 if loss == 0.0 else 0
+        self._tiny = self._tiny + 1 if abs(loss) <= _TINY and self._first > _REAL else 0
+        if self._done or max(self._zeros, self._tiny) < _PERFECT_STEPS:
+            return ()
+        self._done = True
+        size = "exactly 0" if self._zeros >= _PERFECT_STEPS else f"below {_TINY:g}"
+        what = f"the loss has been {size} for {_PERFECT_STEPS} steps"
+        return (Finding(detector=self.name, step=signals.step, severity="info", value=loss, limit=_TINY, what=what),)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
+        return {"first": self._first, "zeros": self._zeros, "tiny": self._tiny, "done": self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self._first = None if state["first"] is None else float(state["first"])
+        self._zeros, self._tiny, self._done = int(state["zeros"]), int(state["tiny"]), bool(state["done"])

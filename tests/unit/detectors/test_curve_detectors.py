@@ -17,9 +17,10 @@ from steadystep.detectors import Detector
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.inputs import LearningRateBounds
-from steadystep.detectors.no_learning import NoLearning, SuspiciousPerfection
+from steadystep.detectors.no_learning import NoLearning
 from steadystep.detectors.non_finite import LossScale
 from steadystep.detectors.oscillation import Oscillation
+from steadystep.detectors.vanishing_gradient import SuspiciousPerfection
 from steadystep.records import Finding, Signals
 
 ALL: list[Callable[[], Detector]] = [

@@ -55,9 +55,10 @@ from steadystep.detectors.detector import Cooldown
 from steadystep.detectors.divergence import EarlyDivergence
 from steadystep.detectors.gradient_build_up import GrowingGradient
 from steadystep.detectors.inputs import InputScale, LearningRateBounds, SameBatch
-from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
+from steadystep.detectors.no_learning import ConstantPrediction, NoLearning
 from steadystep.detectors.non_finite import BufferJump, LossScale
 from steadystep.detectors.oscillation import Oscillation
+from steadystep.detectors.vanishing_gradient import SuspiciousPerfection
 from steadystep.records import Finding, Probe, Signals
 from steadystep.testing import check_detector, signal_streams
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SuspiciousPerfection
+from steadystep.detectors.no_learning import ConstantPrediction, NoLearning
+from steadystep.detectors.vanishing_gradient import SuspiciousPerfection
 from steadystep.records import Finding
 from tests.unit.detectors.feeding import fed, rows, said
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from steadystep.detectors.adam_moments import PoisonedMoments, RmsSurprise
 from steadystep.detectors.detector import Detector, Runs
 from steadystep.detectors.layers import AttentionLogitGrowth, DeadUnits, EmbeddingGrowth, UpdateRatio
-from steadystep.detectors.saturation import SaturatedUnits
+from steadystep.detectors.no_learning import SaturatedUnits
 from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
 from steadystep.records import Finding, Probe, Signals
 from steadystep.signals.activations import Activations

@@ -19,12 +19,11 @@ from steadystep.detectors.gradient_spike import GradientSpike
 from steadystep.detectors.layers import DeadUnits, UpdateRatio
 from steadystep.detectors.learning_rate_jump import LearningRateJump
 from steadystep.detectors.loss_spike import LossSpike, NotHealing
-from steadystep.detectors.no_learning import NoLearning, SuspiciousPerfection
+from steadystep.detectors.no_learning import NoLearning, SaturatedUnits
 from steadystep.detectors.non_finite import NonFinite
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.saturation import SaturatedUnits
 from steadystep.detectors.slow_divergence import SlowDivergence
-from steadystep.detectors.vanishing_gradient import VanishingGradient, ZeroGradient
+from steadystep.detectors.vanishing_gradient import SuspiciousPerfection, VanishingGradient, ZeroGradient
 from steadystep.diagnosis import RunHistory, explain
 from steadystep.lab.tasks.text import GPT, GPTSize, TopicsText
 from steadystep.records import InputStats, Probe, Signals

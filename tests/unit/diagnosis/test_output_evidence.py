@@ -101,7 +101,9 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             (sinks(-10.1), sinks(-10.0)),
             (sinks(-10.1, first=0.1), sinks(-10.0, first=0.1)),
             (sinks(-30.1, first=-3.0), sinks(-30.0, first=-3.0)),
-            (sinks(-16.0, last=-1.6), sinks(-16.0, last=-1.5)),
+            (sinks(-160.0, last=-16.0), sinks(-160.0, last=-15.9)),
+            ({}, {"losses": [1.0] * 14 + [-16.0] * 2}),  # single low losses
+            ({}, {"losses": [1.0] + [-17.0] * 11 + [-16.0] * 4}),  # and on it does not fall
             (sinks(-16.0, count=16), sinks(-16.0, count=15)),
         ),
     ),
