@@ -20,7 +20,6 @@ from steadystep.records import DetectorName, OutputStats
 
 _FAINT = 0.03  # of the outputs
 _MOSTLY_ALIKE = 0.5
-_LOUD = 1e4
 _AT_REST = 0.95  # of what it was some probes ago
 _COLLAPSED = 0.3  # of the spread of the targets
 _SMALL_PART = 0.3  # of the loss
@@ -247,7 +246,7 @@ def below_zero(facts: Facts) -> str:
     binary = part.smallest == 0.0 and part.largest == 1.0 and (part.binary > 0.0 or part.values == 2)
     if not binary or tuple(last.shape[1:]) != tuple(part.shape) or not (trail.lowest < 0.0 or trail.highest > 1.0):
         return ""
-    if facts.trace.first[0] < 0.0 or not median(facts.trace.losses[-16:]) < 0.0:
+    if not facts.trace.first or facts.trace.first[0] < 0.0 or not median(facts.trace.losses[-16:]) < 0.0:
         return ""
     return (
         f"the loss went from {facts.trace.first[0]:.3g} to {facts.trace.losses[-1]:.3g}, below what any answer to "

@@ -3,7 +3,8 @@
     At(sign, {"target.std": 60.0, "end": 2.0}, {"target.std": (50.0, 49.9), "opposed": (False, True)})
 
 is a sign that holds in the run of the first table. For each row of the second it still holds with the first value in
-place, and no longer with the second; a list gives several such pairs, and `...` stands for what it has anyway.
+place, and no longer with the second; a list gives several such pairs, and `...` stands for what it has anyway. Where a
+sign goes by shares of a loss, `relative=True` tries all of it with losses four times as large, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +29,20 @@ OPEN = {
     "std": 1.0,
     "mean": 0.0,
 }  # a base of 1, whatever the loss
+_MISSING: tuple[dict[str, Any], ...] = (
+    {"trail.last": None},
+    {"trail.first": None, "trail.last": None, "trail.count": 0},
+    {"curve": None},
+    {"batch": None},
+    {"heard": False},
+    {"batch": None, "heard": False},
+    {"kind": ""},
+    {"losses": [1.0] * 20},
+    {"losses": []},
+    {"opposed": True},
+    {"measured.rewarded": True},
+)
+_BASES = ("entropy", "variance", "deviation", "huber", "binary")
 
 
 class Story:
@@ -35,11 +50,12 @@ class Story:
 
     `start` and `end` are the losses of its halves, `updates` their number, `base` the loss of a constant prediction.
     `part.name` is a field: of the `target`, the `input`, the `first`, `last` or all `outputs`, the `trail`, `batch`,
-    `structure`, `loop`, `measured`, `curve`, `probe`, `first_probe`, `inputs`, `initial`.
+    `structure`, `loop`, `measured`, `curve`, `probe`, `first_probe`, `inputs`, `initial`. All losses, and what a
+    constant prediction would have, are `size` times what the table says.
     """
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        self._said = said
+    def __init__(self, said: Mapping[str, Any], size: float = 1.0) -> None:
+        self._said, self._size = said, size
 
     def get(self, name: str, default: Any) -> Any:
         return self._said.get(name, default)
@@ -58,6 +74,7 @@ class Story:
         updates = self.get("updates", 256)
         start, end = self.get("start", 1.0), self.get("end", 1.0)
         losses = self.get("losses", [start] * (updates // 2) + [end] * (updates - updates // 2))
+        losses = [self._size * loss for loss in losses]
         more = {name: self._said[name] for name in _DIRECT if name in self._said}
         for name in ("warned", "noted"):
             more[name] = tallies(*self.get(name, ())) if not isinstance(self.get(name, ()), dict) else self.get(name, 0)
@@ -72,12 +89,14 @@ class Story:
         made = facts(losses, measured=self._measured(), structure=kept, **more)
         if "curve" in self._said:
             made = replace(made, curve=self._said["curve"])
-        return replace(made, curve=replace(made.curve, **self.of("curve"))) if self.of("curve") else made
+        known = made.curve is not None and self.of("curve")
+        return replace(made, curve=replace(made.curve, **self.of("curve"))) if known else made
 
     def _measured(self) -> Measured:
         made = Measured()
         kind, named = self.get("kind", "mse"), self.get("kind_of", "[1]")
-        fields = OPEN | self.of("target")
+        fields = {"binary": 0.0} | OPEN | self.of("target")
+        fields |= {name: self._size * fields[name] for name in _BASES}
         heard = part("['target']", **fields) if self.get("heard", True) else None
         given = (part("[0]", **{"whole": False} | self.of("input")), part(**{"name": named} | fields))
         made.batch = BatchStats(**{"batches": 20, "parts": given} | self.of("batch"))
@@ -91,6 +110,7 @@ class Story:
         for owner, seen in (("trail", trail), ("measured", made), ("loop", made.loop)):
             for name, value in self.of(owner).items():
                 setattr(seen, name, value)
+        trail.pairs = [(self._size * whole, self._size * value) for whole, value in trail.pairs]
         if "trail.count" in self._said and kind:
             trail.matches = {f"{kind} of {named}": trail.count}
         if self.of("initial"):
@@ -98,9 +118,9 @@ class Story:
         return made
 
 
-def run(said: Mapping[str, Any] | None = None, **more: Any) -> Facts:
+def run(said: Mapping[str, Any] | None = None, *, size: float = 1.0, **more: Any) -> Facts:
     """The facts of the run that a table describes."""
-    return Story({**(said or {}), **more}).facts()
+    return Story({**(said or {}), **more}, size).facts()
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,8 @@ class At:
     limits: dict[str, Any] = field(default_factory=dict)
     also: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
     """Limits of several values together."""
+    relative: bool = False
+    """It goes by shares of a loss."""
 
     def __str__(self) -> str:
         return self.sign.__name__
@@ -126,10 +148,14 @@ class At:
 
     def check(self) -> None:
         """Try all of them."""
-        assert self.sign(run(self.given)), "it is not said at all"
-        for yes, no in self.pairs():
-            assert self.sign(run(self.given | yes)), f"silent with {yes}"
-            assert self.sign(run(self.given | no)) in ("", None, False), f"said with {no}"
+        for size in (1.0, 4.0) if self.relative else (1.0,):
+            assert self.sign(run(self.given, size=size)), f"it is not said at all, at {size:g} times the loss"
+            for yes, no in self.pairs():
+                assert self.sign(run(self.given | yes, size=size)), f"silent with {yes}, at {size:g} times the loss"
+                said = self.sign(run(self.given | no, size=size))
+                assert said in ("", None, False), f"said with {no}, at {size:g} times the loss"
+        for missing in _MISSING:  # what was not measured is no error, whatever is said
+            self.sign(run(self.given | missing))
 
 
 def at_limits(*rows: At) -> pytest.MarkDecorator:

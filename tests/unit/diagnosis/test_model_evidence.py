@@ -126,9 +126,9 @@ def updated(*rms: float, norm: float = 1.0) -> dict[str, Any]:
     At(signs.mostly_frozen, {"structure.frozen": 5}, {"structure.frozen": (5, 4), "end": (0.81, 0.8)}),
     At(
         signs.rate_always_zero,
-        rates(before=0.0) | {"structure.rate_zero": ROWS},
+        rates(before=0.0) | {"structure.rate_zero": True},
         {
-            "structure.rate_zero": (ROWS, ()),
+            "structure.rate_zero": (True, False),
             "structure.announced": (0.0, 0.1),
             "measured.updated": (set(), {"a"}),
             "structure.trained": (ROWS, ()),

@@ -14,10 +14,14 @@ NO_RIVALS = {"opposed": (False, True), "measured.rewarded": (False, True)}
 BINARY = {"target.smallest": 0.0, "target.largest": 1.0, "target.binary": 1.0, "target.shape": (4,)}
 
 
-def sinks(low: float, *, first: float = 1.0, last: float | None = None, count: int = 16) -> dict[str, Any]:
-    """Losses that go down to `low`, and are at `last` in the end."""
-    ends = [low] * 4 if last is None else [low, last, last, last, last]
-    return {"losses": [first] + [1.0] * (count - 1 - len(ends)) + ends}
+def sinks(low: float, *, first: float = 1.0, count: int = 16) -> dict[str, Any]:
+    """Losses that go down to `low` in the end."""
+    return {"losses": [first] + [1.0] * (count - 5) + [low] * 4}
+
+
+def falls(last: list[float], *, before: float = 1.0) -> dict[str, Any]:
+    """Quarters of 16 losses each."""
+    return {"losses": [1.0] * 32 + [before] * 16 + last}
 
 
 def ends(*last: float, first: float = 0.5, then: float = 0.5, count: int = 256) -> dict[str, Any]:
@@ -50,11 +54,14 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "trail.count": (3, 2),
             "end": LEARNED,
         },
+        also=(({"outputs.rms": 4.0, "outputs.spread": 4e-6}, {"outputs.rms": 4.0, "outputs.spread": 4.1e-6}),),
+        relative=True,
     ),
     At(
         signs.constant_outputs,
         {"outputs.distinct": 0.1},
         {"first.distinct": (0.49, 0.5), "last.distinct": (0.49, 0.5), "first.input_spread": (0.1, 0.0)},
+        relative=True,
     ),
     At(
         signs.faint_outputs,
@@ -67,6 +74,8 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "kind": ("mse", ""),
             "end": LEARNED,
         },
+        also=(({"first.rms": 4.0, "first.spread": 0.119}, {"first.rms": 4.0, "first.spread": 0.12}),),
+        relative=True,
     ),
     At(
         signs.distance_of_shares,
@@ -92,6 +101,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
                 {"last.activation": "sigmoid", **reaches(0.2, 0.89)},
             ),
         ),
+        relative=True,
     ),
     At(
         signs.bottomless,
@@ -101,9 +111,9 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             (sinks(-10.1), sinks(-10.0)),
             (sinks(-10.1, first=0.1), sinks(-10.0, first=0.1)),
             (sinks(-30.1, first=-3.0), sinks(-30.0, first=-3.0)),
-            (sinks(-160.0, last=-16.0), sinks(-160.0, last=-15.9)),
-            ({}, {"losses": [1.0] * 14 + [-16.0] * 2}),  # single low losses
-            ({}, {"losses": [1.0] + [-17.0] * 11 + [-16.0] * 4}),  # and on it does not fall
+            (falls([-16.0] * 12 + [-1.6] * 4), falls([-16.0] * 12 + [-1.5] * 4)),
+            (falls([-16.0] * 9 + [-2.0] * 7), falls([-16.0] * 7 + [-2.0] * 9)),
+            (falls([-16.0] * 16, before=-15.9), falls([-16.0] * 16, before=-16.0)),
             (sinks(-16.0, count=16), sinks(-16.0, count=15)),
         ),
     ),
@@ -120,7 +130,11 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "kind": ("", "mse"),
             **NO_RIVALS,
         },
-        also=(({}, {"start": 1.0, "end": 1.0}),),
+        also=(
+            ({}, {"start": 1.0, "end": 1.0}),
+            ({"first.spread": 4.0, "last.spread": 0.079}, {"first.spread": 4.0, "last.spread": 0.08}),
+        ),
+        relative=True,
     ),
     At(
         signs.far_from_outputs,
@@ -149,12 +163,14 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             ({}, ends(*[0.0] * 16, first=1.0, then=1.0, count=63)),
             ({}, ends(*[0.0] * 16, first=0.0, then=1.0, count=64)),
         ),
+        relative=True,
     ),
     At(
         signs.idle_term,
         {"kind": "", "outputs.kind": "mse", "outputs.terms": 2, "last.spread": 0.1, **term(*[1.0] * 8)},
         {
             "last.spread": (0.29, 0.3),
+            "target.variance": (1.0, 0.0),
             "heard": (True, False),
             "last.kind": ("mse", ""),
             "kind": ("", "mse"),
@@ -164,13 +180,14 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
         },
         also=(
             (term(*[1.0] * 4), term(*[1.0] * 3)),
+            ({"target.std": 2.0, "last.spread": 0.59}, {"target.std": 2.0, "last.spread": 0.6}),
             (term(*[0.9] * 4), term(*[0.89] * 4)),
             (term(*[3.0] * 4), term(*[3.1] * 4)),
             (term(9.0, 1.0, 1.0, 1.0), term(1.0, 9.0, 9.0, 9.0)),
             (term(5.0, 1.0, 1.0, 0.95), term(5.0, 1.0, 1.0, 0.94)),
             (
-                {"last.kind": "cross-entropy", "last.spread": 0.29, "target.std": 9.0},
-                {"last.kind": "cross-entropy", "last.spread": 0.3, "target.std": 9.0},
+                {"last.kind": "cross-entropy", "last.rms": 2.0, "last.spread": 0.59, "target.std": 9.0},
+                {"last.kind": "cross-entropy", "last.rms": 2.0, "last.spread": 0.6, "target.std": 9.0},
             ),
             (
                 BINARY | {"last.kind": "bce with logits", "last.spread": 0.29, "target.std": 9.0},
@@ -185,6 +202,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
                 BINARY | {"last.kind": "bce", **term(*[0.89] * 4)},
             ),
         ),
+        relative=True,
     ),
     At(
         signs.collapsed_outputs,
@@ -197,6 +215,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "trail.count": (3, 2),
             "kind": ("", "mse"),
         },
+        relative=True,
     ),
     At(
         signs.activation_twice,
@@ -208,6 +227,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "trail.last": (..., None),
         },
         also=((probed(3, 3, 0), probed(2, 2, 0)),),
+        relative=True,
     ),
     At(
         signs.activation_twice,
@@ -220,6 +240,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "kind": ("bce with logits", "bce"),
         },
         also=(({"last.activation": "", "last.kind": ""}, {"last.activation": ""}),),
+        relative=True,
     ),
     At(
         signs.wrong_input_of_loss,
@@ -252,6 +273,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "kind": [("l1", "cross-entropy"), ("huber", "")],
             "end": LEARNED,
         },
+        relative=True,
     ),
     At(
         signs.out_of_reach,
@@ -270,6 +292,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             ),
             ({"last.activation": "tanh", "outputs.largest": 0.5}, {"trail.last": None, "outputs.largest": 0.5}),
         ),
+        relative=True,
     ),
     At(
         signs.negative_loss,
@@ -320,6 +343,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             "opposed": (False, True),
             "end": (HALF_LEARNED, 0.1),
         },
+        relative=True,
     ),
     At(
         signs.mostly_penalty,
@@ -339,6 +363,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
             (term(*[0.3] * 8), term(*[0.29] * 8)),
             (term(*[5.0] * 5, *[1.0] * 3), term(*[1.0] * 5, *[5.0] * 3)),
         ),
+        relative=True,
     ),
     At(
         signs.softmax_over_batch,

@@ -324,6 +324,17 @@ class TestWishes:
 
         assert alike(run(work)) == ([2], 3)
 
+    def test_what_is_due_on_one_all_do_without_being_asked(self, run: Run) -> None:
+        def work(group: ProcessGroup) -> list[int]:
+            done: list[int] = []
+            group.on_all(lambda: done.append(group.agreements), when=lambda: group.rank == 1 == group.agreements)
+            watching(group)
+            for _ in range(4):
+                agreed(group)
+            return done
+
+        assert alike(run(work)) == [2]
+
 
 def told(**more: dict[str, str]) -> dict[str, dict[str, str]]:
     return {name: {} for name in SECTIONS} | more

@@ -176,13 +176,13 @@ def sent_by(passes: list[tuple[int, bool]], calls: int, *, fails: tuple[int, int
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
-@pytest.mark.parametrize("group", [1, 2, 3])
-def test_a_rank_that_fails_sends_what_the_others_wait_for(calls: int, group: int) -> None:
-    """Three updates of `group` micro-batches; one of the second or third fails on this rank at any of its calls."""
-    passes = [(number, number % group == group - 1) for number in range(3 * group)]
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_rank_that_fails_sends_what_the_others_wait_for(calls: int, size: int) -> None:
+    """Three updates of `size` micro-batches; one of the second or third fails on this rank at any of its calls."""
+    passes = [(number, number % size == size - 1) for number in range(3 * size)]
     expected = sent_by(passes, calls, fails=None)
     assert {"buffers", "bucket 0", "bucket 1"} <= set(expected)
-    for number in range(group, 3 * group):
+    for number in range(size, 3 * size):
         for call in range(calls + 1):
             assert sent_by(passes, calls, fails=(number, call)) == expected, (number, call)
 
@@ -287,4 +287,12 @@ def test_both_take_as_many_batches(mine: float, theirs: float, used: int) -> Non
     assert count == used
     data.open = False
     assert not ends()
-    assert isinstance(ends_of(ranks, data, 1), Once)  # type: ignore[arg-type]
+
+
+def test_of_one_batch_per_update_the_pass_ends_where_a_rank_has_none() -> None:
+    for mine, theirs, ended in ((1, 1, False), (0, 1, True), (1, 0, True)):
+        ranks, data = Two(theirs), SimpleNamespace(left=mine, open=True)
+        ends = ends_of(ranks, data, 1)  # type: ignore[arg-type]
+        assert isinstance(ends, Once)
+        ranks.agree(1)
+        assert ends() is ended

@@ -45,6 +45,12 @@ class TestCadence:
             statistics.add(batch, step, enough=1)
             assert bool(statistics.waiting) is (step == 0)
 
+    def test_each_part_has_numbers_of_its_own(self) -> None:
+        statistics = BatchStatistics()
+        statistics.add((X, X + 1.0), 0, enough=1)
+        first, second = statistics.read(statistics.waiting[0].tolist()).parts
+        assert second.mean == pytest.approx(first.mean + 1.0)
+
     def test_a_batch_with_nothing_ends_it_at_once(self) -> None:
         statistics = BatchStatistics()
         for batch in ("text", (X,), (X,)):
@@ -121,6 +127,11 @@ class TestShares:
         assert math.isnan(found.conditional) is math.isnan(found.marginal) is not known
         alone = part(torch.tensor([[1.0], [1.0]]))
         assert math.isnan(alone.conditional)  # a single number is no share
+
+    def test_the_entropy_within_rows_and_of_their_mean(self) -> None:
+        found = part(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+        assert found.conditional == pytest.approx(math.log(2.0) / 2.0)
+        assert found.marginal == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
 
     @pytest.mark.parametrize(
         ("largest", "smallest", "known"), [(1.0, 0.0, True), (1.01, 0.0, False), (1.0, -0.01, False)]
