@@ -14,18 +14,17 @@ TASK_NAMES = (
 """Names of the built-in tasks, which themselves need torch; a test compares them."""
 
 
-def check_task(task: str, *, own: bool = True) -> None:
+def check_task(task: str) -> None:
     """Refuse a task that cannot be there, before torch is imported for it.
 
     Args:
         task: a built-in task, or package.module:factory.
-        own: whether package.module:factory may be given.
     """
     where, colon, name = task.partition(":")
-    if not (own and colon):
+    if not colon:
         if task not in TASK_NAMES:
-            hint = " For your own task use package.module:factory" if own else ""
-            raise ConfigError(f"task {task!r} is not built in{nearest_names(task, list(TASK_NAMES))}{hint}")
+            names = nearest_names(task, list(TASK_NAMES))
+            raise ConfigError(f"task {task!r} is not built in{names} For your own task use package.module:factory")
         return
     if not all(part.isidentifier() for part in (*where.split("."), name)):
         raise ConfigError(

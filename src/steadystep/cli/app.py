@@ -171,19 +171,23 @@ def train(
 
 @app.command("find-lr")
 def find_lr(
-    task: str = typer.Argument(help="Built-in task, such as gpt, clusters, regression or rnn."),
-    seed: int = typer.Option(0, min=0, help="Seed of the model and the batches."),
+    what: str = typer.Argument(help="YAML file as for train, your package.module:factory, or a built-in task."),
+    seed: int | None = typer.Option(None, min=0, help="Seed of the factory. Default: that of the file, or 0."),
     steps: int = typer.Option(100, min=20, help="Number of learning rates to try, one training step each."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
-    """Sweep the learning rate of a built-in task and suggest one.
+    """Sweep the learning rate of a training job and suggest one.
 
-    Example: steadystep find-lr gpt
+    Example: steadystep find-lr my_run.yaml
     """
-    check_task(task, own=False)
+    from steadystep.train import RunPlan, RunSettings
+
+    is_file = Path(what).suffix in (".yaml", ".yml")
+    settings = RunPlan.load(Path(what)).run if is_file else RunSettings(task=what)
+    check_task(settings.task)
     from steadystep.cli.train import run_find_lr
 
-    run_find_lr(task, seed=seed, steps=steps, as_json=as_json)
+    run_find_lr(settings, seed=settings.seed if seed is None else seed, steps=steps, as_json=as_json)
 
 
 @app.command()

@@ -15,9 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from steadystep._utils.numbers import with_words
-from steadystep._utils.text import count, nearest_names, number
+from steadystep._utils.text import count, number
 from steadystep.cli.diagnose import printable
 from steadystep.diagnosis import Cause
 from steadystep.errors import ConfigError, TrainingHalted
@@ -27,7 +28,7 @@ from steadystep.incidents.without_guard import WithoutGuard, without_guard
 from steadystep.lab.tasks import FACTORIES
 from steadystep.lr_finder import find_lr
 from steadystep.tracking import Terminal
-from steadystep.train import RunPlan, Summary, train
+from steadystep.train import RunPlan, RunSettings, Summary, train
 from steadystep.train.job import make
 from steadystep.train.loop import Crew, prepare_folder
 
@@ -114,13 +115,21 @@ def _table(summary: Summary) -> Table:
     return table
 
 
-def run_find_lr(task: str, *, seed: int, steps: int, as_json: bool) -> None:
+def run_find_lr(settings: RunSettings, *, seed: int, steps: int, as_json: bool) -> None:
     """Sweep, and print the curve with what it says."""
-    if task not in FACTORIES:
-        raise ConfigError(f"task {task!r} is not built in{nearest_names(task, list(FACTORIES))}")
-    torch.set_num_threads(1)  # why: matrices this small are slower on two threads
-    made = FACTORIES[task](seed)
-    curve = find_lr(made.model, made.optimizer, lambda: made.loss(made.batch()), num_steps=steps)
+    if settings.task in FACTORIES:
+        torch.set_num_threads(1)  # why: matrices this small are slower on two threads
+    job = make(settings.task, seed, FACTORIES)
+    job.prepare(settings)
+    batches = _endless(job.batches)
+
+    def loss() -> Tensor:
+        try:
+            return job.loss(next(batches))
+        except StopIteration:
+            raise ConfigError(f"task {settings.task!r}: its batches are empty") from None
+
+    curve = find_lr(job.model, job.optimizer, loss, num_steps=steps)
     console = Console(soft_wrap=True, highlight=False)
     console.print(curve.to_json() if as_json else str(curve), markup=False)
 

@@ -12,9 +12,10 @@ import pytest
 from steadystep.version import __version__
 
 
-def steadystep(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def steadystep(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "steadystep", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100", **env})
+    env = {**os.environ, "COLUMNS": "100", **env}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
 
 
 def test_version_and_help() -> None:
@@ -119,6 +120,41 @@ def test_find_lr_on_a_built_in_task() -> None:
     assert "suggested:" in shown
     assert f"<- suggested {told['suggested']:.2e}" in shown
     assert "verdict:" in shown
+
+
+OWN_JOB = """
+import torch
+from torch import nn
+from types import SimpleNamespace
+
+def make(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(4, 2)
+    batches = torch.randn(8, 16, 4).unbind()  # fewer than the sweep needs
+    return SimpleNamespace(
+        model=model, batches=batches, loss=lambda x: model(x).square().mean(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+def empty(seed):
+    job = make(seed)
+    job.batches = []
+    return job
+"""
+
+
+def test_find_lr_on_a_job_of_ones_own(tmp_path: Path) -> None:
+    """A factory, and the file of a run, whose seed counts unless another is given."""
+    (tmp_path / "own.py").write_text(OWN_JOB)
+    (tmp_path / "run.yaml").write_text("task: own:make\nseed: 3\ntraining:\n  total_steps: 50\n")
+    by_file, by_name = (
+        steadystep("find-lr", *words, "--steps", "30", "--json", cwd=tmp_path)
+        for words in (["run.yaml"], ["own:make", "--seed", "3"])
+    )
+    assert by_file.returncode == 0, by_file.stderr
+    assert json.loads(by_file.stdout) == json.loads(by_name.stdout)
+    refused = steadystep("find-lr", "own:empty", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (2, "error: task 'own:empty': its batches are empty\n")
 
 
 def test_find_lr_names_the_nearest_task() -> None:
