@@ -34,7 +34,7 @@ def run(program: ModuleType, size: int, checks: list[str], *, timeout: float) ->
 
 @pytest.mark.parametrize(("program", "size"), BRIEFLY, ids=named)
 def test_each_mode_briefly(program: ModuleType, size: int) -> None:
-    run(program, size, BRIEFLY[program, size], timeout=60)
+    run(program, size, BRIEFLY[program, size], timeout=240)
 
 
 @pytest.mark.slow
