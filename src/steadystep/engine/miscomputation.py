@@ -105,6 +105,7 @@ class Recomputation:
         self._measurer.riders = [*sums.values()]
         view = measure()
         if self._standouts is not None:
+            # why from the end: the checksums ride first, and nothing rides where no sum was taken
             products = [*zip(reversed(sums), reversed(self._measurer.ridden), strict=False)]
             # why not after a flip: the weights that the gradients were computed with are no longer there
             if self._noted and not view.signals.bit_flips and self._standouts.call(view.signals, products):
