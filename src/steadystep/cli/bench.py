@@ -1,6 +1,7 @@
 """`steadystep bench`: the tables: stability, precision, detection, recovery, overhead, rl."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -55,6 +56,7 @@ def bench(
 
 
 _LINE_EVERY_S = 10.0  # where there is no terminal
+_WIDTH_OF_FILES = 180  # columns: the widest table, of which 80 leave single letters
 _DRAWN = (".png", ".svg", ".pdf")
 
 
@@ -123,6 +125,8 @@ def _tell(study: "Study", results: "Results", *, as_json: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_FILES
     if results.rows:
         console.print(study.table(results.rows))
     if len(results.rows) < results.total:

@@ -31,6 +31,8 @@ from steadystep.signals.raw_memory import WIDTH, Integers, MemoryChange, RawMemo
 
 Checks = Literal["off", "sampled", "full"]
 
+_version = operator.attrgetter("_version")
+
 SAMPLED_EVERY, _SAMPLED_AT = 16, 5  # steps; each time the other half of the tensors
 _NAMED_EVERY = 64  # times: to ask a model for its parameters takes as long as to add them up
 _MOST_TENSORS = 2  # at once: a fault changes one or two, a loop over the parameters all of them
@@ -46,13 +48,14 @@ class _Sums:
         self._small = [each for each in members if each.rest.numel()]
         self._rests = [each.rest for each in self._small]
         self._words = [words for each in members for words in each.words]
+        self._tensors = [each.tensor for each in members]
         self._versions = [each.version for each in members]
         device, height = members[0].tensor.device, [len(words) for words in self._words]
-        self._count = sum(map(Tensor.numel, self._rests))
-        # before and now, in words: to compare bytes takes ten times as long
-        self._copies = [torch.zeros(-(-self._count // 8), dtype=torch.int64, device=device) for _ in range(2)]
-        self._bytes = [copy.view(torch.uint8)[: self._count] for copy in self._copies]
-        self._rows = [torch.empty(sum(height), dtype=torch.int64, device=device) for _ in range(2)]
+        count, total = sum(map(Tensor.numel, self._rests)), sum(height)
+        # before and now, copies behind sums, so that one comparison does; in words: of bytes it takes ten times as long
+        self._both = [torch.zeros(total - (-count // 8), dtype=torch.int64, device=device) for _ in range(2)]
+        self._rows = [each[:total] for each in self._both]
+        self._bytes = [each[total:].view(torch.uint8)[:count] for each in self._both]
         before, now = ([*torch.split(rows, height)] if height else [] for rows in self._rows)
         columns = torch.empty((len(height), WIDTH), dtype=torch.int64, device=device).unbind()
         self._before = [*zip(self._words, before, columns, strict=True)]
@@ -60,7 +63,7 @@ class _Sums:
 
     def take(self) -> None:
         """Add up."""
-        self._versions = [each.tensor._version for each in self.members]
+        self._versions = [*map(_version, self._tensors)]
         if self._rests:
             torch.cat(self._rests, out=self._bytes[0])
         # why row by column, piece by piece: the second pass finds the first one's memory in the cache
@@ -74,8 +77,8 @@ class _Sums:
             torch.cat(self._rests, out=self._bytes[1])
         for words, rows in self._now:
             torch.sum(words, 1, out=rows)
-        (copy, copy_now), (rows, rows_now) = self._copies, self._rows
-        return (copy != copy_now).any() | (rows != rows_now).any()
+        before, now = self._both
+        return (before != now).any()
 
     def changes(self) -> list[tuple[RawMemory, MemoryChange]]:
         """Each tensor whose memory differs, and how. Reads all of them: only once something is known to differ."""
@@ -212,7 +215,7 @@ class Checksums:
 
     def _taken(self, which: int | str, held: list[Tensor], names: Callable[[], list[str]]) -> list[_Sums]:
         """Of all tensors, or of every other one; set up again where one is new or elsewhere in memory."""
-        pointers, plan = [tensor.data_ptr() for tensor in held], self._plans.get(which)
+        pointers, plan = [*map(Tensor.data_ptr, held)], self._plans.get(which)
         if plan is None or not plan.fits(held, pointers):
             named = [*zip(names(), held, strict=True)]
             chosen = named if isinstance(which, str) else named[which::2]

@@ -229,6 +229,15 @@ def test_the_verb_shows_a_table_and_its_origin(squares_verb: list[str], tmp_path
     assert (found["summary"], found["runs"], found["total"]) == ({"total": 14, "seen": [0, 1, 2, 3]}, 4, 4)
 
 
+def test_a_wide_table_is_whole_in_a_file(squares_verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = replace(SQUARES, table=lambda rows: Text("x" * 150))
+    monkeypatch.setattr(bench, "load", lambda what: wide)
+    told = CliRunner().invoke(app, squares_verb)
+    assert told.exit_code == 0, told.output
+    assert "x" * 150 in told.stdout
+
+
 def test_a_table_of_a_stopped_study_says_so(squares_verb: list[str], tmp_path: Path) -> None:
     run(SQUARES, Choice(), out=tmp_path, num_workers=1)
     lines = (tmp_path / "squares.jsonl").read_text().splitlines(keepends=True)
