@@ -1,10 +1,12 @@
 """An eighth set, written for a diagnosis that its author had not read."""
 
 from .program import Program
+from .spare_generative import GENERATIVE
+from .spare_physics import PHYSICS
 from .spare_rl import RL
 from .spare_series import SERIES
 from .spare_tabular import TABULAR
 from .spare_text import TEXT
 from .spare_vision import VISION
 
-SPARE: tuple[Program, ...] = VISION + TEXT + SERIES + TABULAR + RL
+SPARE: tuple[Program, ...] = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS
