@@ -2,11 +2,13 @@
 
 from .program import Program
 from .spare_generative import GENERATIVE
+from .spare_pairs import PAIRS
 from .spare_physics import PHYSICS
 from .spare_rl import RL
 from .spare_series import SERIES
 from .spare_tabular import TABULAR
 from .spare_text import TEXT
+from .spare_tuning import TUNING
 from .spare_vision import VISION
 
-SPARE: tuple[Program, ...] = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS
+SPARE: tuple[Program, ...] = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS + PAIRS + TUNING

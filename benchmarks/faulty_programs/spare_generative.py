@@ -29,7 +29,7 @@ class _Players(torch.optim.Adam):
     "gan",
     "missing-zero-grad",
     "oscillation",
-    story="Only the generator's gradients are cleared: the discriminator's add up over all steps, those of its rival as well.",
+    story="Only the generator's gradients are cleared: the discriminator's add up over all steps.",
     source="https://github.com/ajbrock/BigGAN-PyTorch/issues/25",
     loss_tells=False,
 )
@@ -93,13 +93,13 @@ class _Flow(nn.Module):
     "flow",
     "exploding-gradient",
     "non-finite",
-    story="The logarithms of the scales of RealNVP go through exp without the tanh of the paper, in ten couplings.",
+    story="The logarithms of the scales of RealNVP go through exp without the tanh of the paper, in three couplings.",
     source="https://github.com/ELIFE-ASU/INNLab/issues/7",
 )
 def scales_without_a_bound(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data, test = ring(seed), ring(seed + 50, 512)
-    net = _Flow(10, bounded=not faulty)
+    net = _Flow(3, bounded=not faulty)
 
     def score() -> float:
         with evaluating(net):
@@ -119,7 +119,7 @@ def scales_without_a_bound(faulty: bool, seed: int) -> Setup:
     "clouds",
     "batch-size-unfit",
     "wrong-loss",
-    story="The distance of two clouds is taken with one point in each: the spread within them is zero, and one dot is made.",
+    story="The distance of two clouds is taken with one point in each: no spread within them, so one dot is made.",
     loss_tells=False,
 )
 def clouds_of_one_point(faulty: bool, seed: int) -> Setup:
@@ -197,7 +197,7 @@ def noise_in_the_target(faulty: bool, seed: int) -> Setup:
     "denoising",
     "regularisation-too-strong",
     "wrong-loss",
-    story="The total variation of the picture is summed where the error is averaged: one flat grey is the cheapest picture.",
+    story="The total variation of the picture is summed where the error is averaged: one flat grey costs least.",
 )
 def variation_is_summed(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
@@ -228,7 +228,7 @@ def _features() -> Callable[[Tensor], Tensor]:
     "superresolution",
     "zero-gradient",
     "learning-rate-too-low",
-    story="The probe that records features for the perceptual loss detaches them: what trains is a hundredth of an error.",
+    story="The probe that records features for the perceptual loss detaches them: a small share of an error trains.",
     source="https://github.com/myscience/open-genie/issues/6",
 )
 def features_are_detached(faulty: bool, seed: int) -> Setup:
@@ -239,7 +239,7 @@ def features_are_detached(faulty: bool, seed: int) -> Setup:
     def loss(batch: tuple[Tensor]) -> Tensor:
         made = net(F.avg_pool2d(batch[0], 2))
         seen = see(made).detach() if faulty else see(made)
-        return F.mse_loss(seen, see(batch[0])) + 0.01 * F.l1_loss(made, batch[0])
+        return F.mse_loss(seen, see(batch[0])) + 0.003 * F.l1_loss(made, batch[0])
 
     return Setup(
         model=net,
@@ -282,7 +282,7 @@ def latents_die_at_once(faulty: bool, seed: int) -> Setup:
     return Setup(
         model=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=0.2 if faulty else 5e-3, betas=(0.0, 0.999)),
-        loss=lambda batch: F.mse_loss(net(batch), batch) + 0.01 * net.code(batch).sum(1).mean(),
+        loss=lambda batch: F.mse_loss(net(batch), batch) + 0.005 * net.code(batch).sum(1).mean(),
         batches=singles(x[:2400], size=64, seed=seed),
         num_steps=300,
         score=lambda: explained(net, x[2400:], x[2400:]),

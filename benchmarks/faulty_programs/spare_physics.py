@@ -64,7 +64,7 @@ def _turns(angles: Tensor) -> Tensor:
 @program(
     "rotation",
     "non-finite",
-    story="The angle between two rotations is acos of the trace, not clamped: a perfect answer has an infinite gradient.",
+    story="The angle between two rotations is acos of the trace, not clamped: at equality its gradient is infinite.",
     source="https://github.com/eigenvivek/nanodrr/pull/31",
 )
 def angle_of_equal_rotations(faulty: bool, seed: int) -> Setup:
@@ -74,9 +74,11 @@ def angle_of_equal_rotations(faulty: bool, seed: int) -> Setup:
     points, wanted = torch.randn(1, 6, 3, generator=g).expand(1000, 6, 3), _turns(angles)
     x = (points @ wanted.transpose(1, 2)).flatten(1)
     net = mlp(18, 64, 64, 6, act=nn.Tanh)
+    nn.init.zeros_(net[4].weight)  # type: ignore[arg-type]
+    nn.init.zeros_(net[4].bias)  # type: ignore[arg-type]
 
     def turn(x: Tensor) -> Tensor:
-        first, second = net(x).split(3, dim=1)
+        first, second = (net(x) + torch.tensor([1.0, 0, 0, 0, 1, 0])).split(3, dim=1)
         a = F.normalize(first, dim=1)
         b = F.normalize(second - (a * second).sum(1, keepdim=True) * a, dim=1)
         return torch.stack([a, b, torch.linalg.cross(a, b)], dim=2)
@@ -175,7 +177,7 @@ def positions_in_bfloat16(faulty: bool, seed: int) -> Setup:
     "physics",
     "oscillation",
     "learning-rate-too-high",
-    story="The multiplier of a conservation law climbs at the rate of 1 in its own group and swings about its value.",
+    story="The multiplier of a conservation law climbs at the rate of 0.3 in its own group and swings about its value.",
     loss_tells=False,
 )
 def multiplier_swings(faulty: bool, seed: int) -> Setup:
@@ -188,7 +190,7 @@ def multiplier_swings(faulty: bool, seed: int) -> Setup:
         made = net(batch[0]).squeeze(1)
         return F.mse_loss(made, batch[1]) + price * (made - batch[1]).mean()  # type: ignore[no-any-return]
 
-    groups = [{"params": net.parameters(), "lr": 5e-3}, {"params": [price], "lr": 1.0 if faulty else 1e-3}]
+    groups = [{"params": net.parameters(), "lr": 5e-3}, {"params": [price], "lr": 0.3 if faulty else 1e-3}]
     return Setup(
         model=model,
         optimizer=torch.optim.Adam(groups),

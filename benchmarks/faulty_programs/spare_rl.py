@@ -1,4 +1,4 @@
-"""Spare programs of reinforcement learning: policies, groups, squashed actions and values, on contexts that need no memory."""
+"""Spare programs of reinforcement learning: policies, groups, squashed actions and values, without memory."""
 
 import math
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def state_is_never_replaced(faulty: bool, seed: int) -> Setup:
     "flat-reward",
     "zero-gradient",
     "entropy-collapse",
-    story="The answers of a group are sampled at temperature 0.01: all are the same, and none is better than the others.",
+    story="The answers of a group are sampled at temperature 0.001: all are the same, and none is better.",
     source="https://github.com/unslothai/unsloth/issues/2291",
     loss_tells=False,
 )
@@ -128,7 +128,7 @@ def rewards_without_a_baseline(faulty: bool, seed: int) -> Setup:
     "rl",
     "policy-drift",
     "wrong-loss",
-    story="The policy itself is handed over as its reference: the divergence is zero, and a flawed judge is all that counts.",
+    story="The policy itself is handed over as its reference: the divergence is zero, and a flawed judge decides.",
     source="https://github.com/huggingface/trl/issues/2046",
     loss_tells=False,
 )
@@ -221,7 +221,7 @@ def squashed_without_an_epsilon(faulty: bool, seed: int) -> Setup:
     "rl",
     "unshuffled-data",
     "oscillation",
-    story="Values are learned from each stretch of a walk as it comes, without a replay buffer: the last room is all it knows.",
+    story="Values are learned from a walk as it goes, without a replay buffer: the last room is all they know.",
     source="https://github.com/dennybritz/reinforcement-learning/issues/2",
     loss_tells=False,
 )
