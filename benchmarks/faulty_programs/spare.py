@@ -2,6 +2,8 @@
 
 from .program import Program
 from .spare_generative import GENERATIVE
+from .spare_healthy import HEALTHY
+from .spare_healthy_more import HEALTHY_MORE
 from .spare_pairs import PAIRS
 from .spare_physics import PHYSICS
 from .spare_rl import RL
@@ -11,4 +13,6 @@ from .spare_text import TEXT
 from .spare_tuning import TUNING
 from .spare_vision import VISION
 
-SPARE: tuple[Program, ...] = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS + PAIRS + TUNING
+FAULTY = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS + PAIRS + TUNING
+
+SPARE: tuple[Program, ...] = FAULTY + HEALTHY + HEALTHY_MORE

@@ -14,11 +14,11 @@ from .shared import evaluating, explained, mlp, tuples
 
 
 class _Margin(nn.Module):
-    """ArcFace: the angle to the own center has to be smaller by a margin; the centers belong to the loss and start close together."""
+    """ArcFace: the angle to the own center has to be smaller by a margin. The centers belong to the loss."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.centers = nn.Parameter(1 + 0.2 * torch.randn(classes, width))
+        self.centers = nn.Parameter(1 + 0.16 * torch.randn(classes, width))
 
     def cosines(self, x: Tensor) -> Tensor:
         """Return the cosine of each row with each center."""
@@ -26,7 +26,7 @@ class _Margin(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         angle = self.cosines(x).clamp(-0.999, 0.999).acos()
-        return F.cross_entropy(12 * (angle + 0.1 * F.one_hot(y, len(self.centers))).cos(), y)
+        return F.cross_entropy(10 * (angle + 0.05 * F.one_hot(y, len(self.centers))).cos(), y)
 
 
 @program(
@@ -47,7 +47,7 @@ def centers_belong_to_the_loss(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=model,
-        optimizer=torch.optim.Adam(net.parameters() if faulty else model.parameters(), lr=5e-3),
+        optimizer=torch.optim.Adam(net.parameters() if faulty else model.parameters(), lr=3e-3),
         loss=lambda batch: margin(net(batch[0].flatten(1)), batch[1]),
         batches=tuples(data.x, data.y, size=64, seed=seed),
         num_steps=300,
