@@ -11,8 +11,9 @@ from .spare_series import SERIES
 from .spare_tabular import TABULAR
 from .spare_text import TEXT
 from .spare_tuning import TUNING
+from .spare_values import VALUES
 from .spare_vision import VISION
 
-FAULTY = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS + PAIRS + TUNING
+FAULTY = VISION + TEXT + SERIES + TABULAR + RL + GENERATIVE + PHYSICS + PAIRS + TUNING + VALUES
 
 SPARE: tuple[Program, ...] = FAULTY + HEALTHY + HEALTHY_MORE

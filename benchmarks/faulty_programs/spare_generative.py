@@ -221,7 +221,7 @@ def variation_is_summed(faulty: bool, seed: int) -> Setup:
 def _features() -> Callable[[Tensor], Tensor]:
     """Return what a fixed network of random filters sees in a picture."""
     eye = nn.Sequential(nn.Conv2d(1, 16, 3), nn.LeakyReLU(), nn.Conv2d(16, 16, 3, stride=2)).requires_grad_(False)
-    return lambda x: eye(x) * 4  # type: ignore[no-any-return]
+    return lambda x: eye(x) * 4
 
 
 @program(

@@ -128,13 +128,16 @@ def private_gradients(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data, net, g = table("breast_cancer"), nn.Linear(30, 1), generator(seed)
     for p in net.parameters():
-        p.register_hook(lambda gradient: gradient + 0.03 * torch.randn(gradient.shape, generator=g))
+        p.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: gradient + 0.03 * torch.randn(gradient.shape, generator=g)
+        )
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         logit = net(batch[0]).squeeze(1)
         size = (logit.sigmoid() - batch[1]).abs() * (batch[0].square().sum(1) + 1).sqrt()
         weight = (1 / size.clamp(min=1)).detach()  # cuts the gradient of each row of a linear model
-        return (weight * F.binary_cross_entropy_with_logits(logit, batch[1].float(), reduction="none")).mean()
+        cost = F.binary_cross_entropy_with_logits(logit, batch[1].float(), reduction="none")
+        return (weight * cost).mean()  # type: ignore[no-any-return]
 
     return Setup(
         model=net,

@@ -1,6 +1,5 @@
-"""Spare programs with more than one network: margins, views, targets, neighbours, and a map of heat."""
+"""Spare programs on pairs and places: margins, views, neighbours, and places in pictures."""
 
-import copy
 import math
 from collections.abc import Iterator
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from .data import Split, blocks, digits, discs, friedman, generator, split
+from .data import Split, blocks, digits, discs, generator, split
 from .program import Setup, program
 from .shared import evaluating, explained, mlp, tuples
 
@@ -106,38 +105,6 @@ def the_same_view_twice(faulty: bool, seed: int) -> Setup:
 
 
 @program(
-    "values",
-    "frozen-parameters",
-    "wrong-optimizer-params",
-    "zero-gradient",
-    story="target = body copies nothing: with the target's parameters frozen, the body of the value network is frozen.",
-)
-def target_is_no_copy(faulty: bool, seed: int) -> Setup:
-    torch.manual_seed(seed)
-    data = friedman(seed + 8, 1600)
-    body, head = mlp(8, 24, 24), nn.Linear(24, 1)
-    target = body if faulty else copy.deepcopy(body)
-    target.requires_grad_(False)
-    net, lagging = nn.Sequential(body, nn.ReLU(), head), nn.Sequential(target, nn.ReLU(), head)
-
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        with torch.no_grad():
-            for slow, fast in zip(target.parameters(), body.parameters(), strict=True):
-                slow.lerp_(fast, 0.05)
-            goal = batch[1] + 0.1 * (lagging(batch[0]).squeeze(1) - net(batch[0]).squeeze(1))
-        return F.mse_loss(net(batch[0]).squeeze(1), goal)
-
-    return Setup(
-        model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
-        loss=loss,
-        batches=tuples(data.x, data.y, size=64, seed=seed),
-        num_steps=350,
-        score=lambda: explained(net, data.x_test, data.y_test),
-    )
-
-
-@program(
     "graph",
     "non-finite",
     story="Neighbourhoods are sampled, and nodes left without an edge are divided by the root of a degree of zero.",
@@ -225,10 +192,40 @@ def place_by_argmax(faulty: bool, seed: int) -> Setup:
     )
 
 
+@program(
+    "keypoints",
+    "labels-shuffled",
+    story="Pictures are listed in the order of their names as text, where 10 comes before 2; their places as numbered.",
+    source="https://github.com/deepchem/deepchem/pull/3695",
+)
+def ten_comes_before_two(faulty: bool, seed: int) -> Setup:
+    torch.manual_seed(seed)
+    data, axis = discs(seed + 6, 700), torch.linspace(-1, 1, 16)
+    names = [f"picture_{number}.png" for number in range(len(data.x))]
+    listed = sorted(names) if faulty else sorted(names, key=lambda name: int(name[8:-4]))
+    pictures = data.x[torch.tensor([names.index(name) for name in listed])]
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 2),
+    )  # fmt: skip
+
+    def center(mask: Tensor) -> Tensor:
+        return mask.flatten(1) / mask.sum((1, 2, 3)).unsqueeze(1) @ torch.cartesian_prod(axis, axis)
+
+    return Setup(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True),
+        loss=lambda batch: F.smooth_l1_loss(net(batch[0]), batch[1], beta=0.1),
+        batches=tuples(pictures, center(data.y), size=32, seed=seed),
+        num_steps=300,
+        score=lambda: explained(net, data.x_test, center(data.y_test)),
+    )
+
+
 PAIRS = (
+    ten_comes_before_two,
     centers_belong_to_the_loss,
     the_same_view_twice,
-    target_is_no_copy,
     lonely_nodes,
     place_by_argmax,
 )

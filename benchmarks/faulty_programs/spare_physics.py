@@ -183,7 +183,7 @@ def positions_in_bfloat16(faulty: bool, seed: int) -> Setup:
 def multiplier_swings(faulty: bool, seed: int) -> Setup:
     torch.manual_seed(seed)
     data, net, price = friedman(seed), mlp(8, 48, 1, act=nn.Tanh), nn.Parameter(torch.zeros(()))
-    price.register_hook(lambda gradient: -gradient)
+    price.register_hook(lambda gradient: -gradient)  # type: ignore[no-untyped-call]
     model = nn.ModuleDict({"net": net, "law": nn.ParameterDict({"price": price})})
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:

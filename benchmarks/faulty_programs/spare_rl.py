@@ -192,7 +192,7 @@ def squashed_without_an_epsilon(faulty: bool, seed: int) -> Setup:
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
         mean, spread = net(batch[0]).unbind(1)
-        normal = Normal(mean, spread.clamp(-3, 1).exp(), validate_args=False)  # type: ignore[no-untyped-call]
+        normal = Normal(mean, spread.clamp(-3, 1).exp(), validate_args=False)
         raw = normal.mean + normal.stddev * batch[1]
         action = raw.tanh()
         likely = normal.log_prob(raw) - (1 - action.square() + epsilon).log()  # type: ignore[no-untyped-call]
