@@ -185,7 +185,7 @@ def noise_in_the_target(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.Adadelta(net.parameters(), lr=1.0),
         loss=loss,
         batches=tuples(data.x, dirt, size=32, seed=seed),
         num_steps=200,

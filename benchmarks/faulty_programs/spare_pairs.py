@@ -133,7 +133,7 @@ def lonely_nodes(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=1e-2, weight_decay=1e-3),
+        optimizer=torch.optim.Adagrad(net.parameters(), lr=0.1, weight_decay=1e-3),
         loss=lambda batch: F.cross_entropy(forward(batch[0], batch[1]), batch[2]),
         batches=samples,
         num_steps=150,
@@ -184,7 +184,7 @@ def place_by_argmax(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.NAdam(net.parameters(), lr=3e-3),
         loss=loss,
         batches=tuples(data.x, data.y, size=32, seed=seed),
         num_steps=250,

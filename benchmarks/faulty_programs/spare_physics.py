@@ -42,7 +42,7 @@ def total_energies(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.Adamax(net.parameters(), lr=1e-2),
         loss=lambda batch: F.l1_loss(energy(batch[0]), batch[1]),
         batches=tuples(x[:700], (lone + bonds)[:700], size=32, seed=seed),
         num_steps=300,

@@ -53,7 +53,7 @@ def state_is_never_replaced(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=1e-2),
+        optimizer=torch.optim.RMSprop(net.parameters(), lr=5e-3),
         loss=lambda batch: _reinforce(net, batch),
         batches=episodes,
         num_steps=250,
@@ -250,7 +250,7 @@ def walk_in_its_own_order(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9),
         loss=lambda batch: F.smooth_l1_loss(net(batch[0]), batch[1]),
         batches=transitions,
         num_steps=300,

@@ -162,7 +162,7 @@ def upper_decile_is_the_lower(faulty: bool, seed: int) -> Setup:
 
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.Adagrad(net.parameters(), lr=3e-2),
         loss=loss,
         batches=tuples(data.x, data.y, size=64, seed=seed),
         num_steps=250,

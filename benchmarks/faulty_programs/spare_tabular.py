@@ -41,7 +41,7 @@ def encoded_by_its_own_label(faulty: bool, seed: int) -> Setup:
     net = mlp(6, 32, 1)
     return Setup(
         model=net,
-        optimizer=torch.optim.Adam(net.parameters(), lr=3e-3),
+        optimizer=torch.optim.RMSprop(net.parameters(), lr=2e-3),
         loss=lambda batch: F.binary_cross_entropy_with_logits(net(batch[0]).squeeze(1), batch[1]),
         batches=tuples(x, data.y, size=32, seed=seed),
         num_steps=300,
