@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--half",
-        choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held"),
+        choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held", "spare"),
         help="default: develop and sealed",
     )
     options = parser.parse_args()

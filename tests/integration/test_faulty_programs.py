@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from faulty_programs import EVERY, HELD, LATER, NEXT, PROGRAMS, UNSEEN, half
+from faulty_programs import EVERY, HELD, LATER, NEXT, PROGRAMS, SPARE, UNSEEN, half
 from faulty_programs.program import LABELS, Program, Setup, train
 
 FAULTY = tuple(program for program in PROGRAMS if program.faults)
@@ -47,6 +47,11 @@ def test_next_programs_run_and_start_where_their_twins_start() -> None:
 @pytest.mark.slow
 def test_held_programs_run_and_start_where_their_twins_start() -> None:
     run_and_compare(HELD)
+
+
+@pytest.mark.slow
+def test_spare_programs_run_and_start_where_their_twins_start() -> None:
+    run_and_compare(SPARE)
 
 
 def run_and_compare(programs: Sequence[Program]) -> None:
@@ -102,7 +107,7 @@ def test_the_unseen_set_stands_apart() -> None:
     assert sum(not program.faults for program in UNSEEN) >= 12
 
 
-@pytest.mark.parametrize(("programs", "name"), [(LATER, "later"), (NEXT, "next"), (HELD, "held")])
+@pytest.mark.parametrize(("programs", "name"), [(LATER, "later"), (NEXT, "next"), (HELD, "held"), (SPARE, "spare")])
 def test_the_later_sets_stand_apart(programs: Sequence[Program], name: str) -> None:
     assert {half(program) for program in programs} == {name}
     assert not set(programs) & set(PROGRAMS)
