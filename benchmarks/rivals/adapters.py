@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,21 @@ def _skip_step(task: Task) -> Loop:
     return Loop(task, optimizer=made, before=before)
 
 
+def _lightning(task: Task) -> Loop:
+    fabric = importlib.import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    package: Any = importlib.import_module("lightning.fabric.utilities.spike")
+    folder, numbers = tempfile.TemporaryDirectory(), itertools.count()
+    detector = package.SpikeDetection(exclude_batches_path=folder.name)
+
+    def after(loss: torch.Tensor) -> None:
+        try:
+            detector.on_train_batch_end(fabric, loss, None, next(numbers))
+        except package.TrainingSpikeException:
+            stop("a spike, says SpikeDetection")
+
+    return Loop(task, after=after, close=folder.cleanup)
+
+
 def _optimizer(module: str, name: str) -> Callable[[Task], Loop]:
     def make(task: Task) -> Loop:
         kind = getattr(importlib.import_module(module), name)
@@ -124,6 +140,7 @@ def _settings(task: Task) -> dict[str, Any]:
 RIVALS = (
     Rival(package="arc-training", what="", make=_arc),
     Rival(package="stabilityguard", what="", make=_stabilityguard),
+    Rival(package="lightning", what="SpikeDetection", make=_lightning),
     Rival(package="zclip", what="", make=_zclip),
     Rival(package="autoclip", what="", make=_autoclip),
     Rival(package="pytorch-optimizer", what="agc", make=_agc),

@@ -15,7 +15,10 @@ Before = Callable[[torch.Tensor], tuple[str, ...] | None]
 """Between backward and update; None means that the update is not taken."""
 
 
-def _nothing() -> None:
+After = Callable[[torch.Tensor], None]
+
+
+def _nothing(*_: Any) -> None:
     return None
 
 
@@ -30,11 +33,13 @@ class Loop:
         optimizer: Optimizer | None = None,
         before: Before = lambda loss: (),
         update: Callable[[], bool] | None = None,
+        after: After = _nothing,
         penalty: Callable[[], float] = lambda: 1.0,
         close: Callable[[], Any] = _nothing,
     ) -> None:
         self.model, self.optimizer = task.model, optimizer or task.optimizer
-        self._before, self._update, self._penalty, self._close = before, update, penalty, close
+        self._before, self._update, self._after = before, update, after
+        self._penalty, self._close = penalty, close
         self._taken = 0
 
     def step(self, work: BatchLoss, batch: Any) -> Tick:
@@ -50,6 +55,7 @@ class Loop:
         finally:
             self._set_lr(given)
         self._taken += taken
+        self._after(loss.detach())
         return Tick(loss=loss.item(), did=(did or ()) if taken else ("skip",))
 
     def _take(self, given: float) -> bool:
@@ -66,7 +72,8 @@ class Loop:
     @property
     def updates(self) -> int:
         """As Adam counts them, which goes back with a rollback; under SGD those that were taken."""
-        counts = [int(slots["step"]) for slots in self.optimizer.state.values() if "step" in slots]
+        kept = [slots for slots in self.optimizer.state.values() if isinstance(slots, dict)]  # some keep plain counters
+        counts = [int(slots["step"]) for slots in kept if "step" in slots]
         return min(max(counts), self._taken) if counts else self._taken
 
     def close(self) -> None:
