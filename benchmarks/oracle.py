@@ -1,6 +1,6 @@
 """What was possible: the runs of `steadystep bench recovery` without the batches that the fault destroyed.
 
-    python benchmarks/oracle.py --seeds 320-322      adds what is missing to benchmarks/results/oracle.jsonl
+    python benchmarks/oracle.py --seeds 903-905      adds what is missing to benchmarks/results/oracle.jsonl
 
 A plain program, in torch alone: the tasks are written here once more, and nothing of the library is imported. Each run
 takes as many steps of the loop as the faulty one; a destroyed batch is drawn and not used. `steadystep bench recovery`
@@ -232,7 +232,7 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 def main() -> None:
     """Run what is not stored yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="320-322", help="one, or the first and the last of a range")
+    parser.add_argument("--seeds", default="903-905", help="one, or the first and the last of a range")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--out", type=Path, default=STORE)
     given = parser.parse_args()
