@@ -229,18 +229,30 @@ def _healthy_of_the_lab() -> tuple[int, int]:
 
 
 def _oracle() -> dict[str, Figure]:
-    """Two tasks of seed 341, beside the plain runs without the destroyed batches."""
-    rows = stored(recovery.STUDY, Choice(seeds=(341,)), out=RESULTS / "seed341").rows
-    possible = [json.loads(line)["row"] for line in (RESULTS / "oracle.jsonl").read_text().splitlines()]
-    arms = {line["arm"]: line for line in recovery.summary(rows, possible)["arms"]}
-    guarded, alone = arms["autopilot"], arms["unguarded"]
-    allowed = ((guarded["within"],), (guarded["within_oracle"],), (alone["within_oracle"],))
-    count = Phrase(patterns=(_OF + rf"{guarded['runs']} harmful",), allowed=allowed)
+    """Harmful runs beside the plain runs without the destroyed batches: on all seeds, and with every method on one."""
+    told = _summary(recovery)
+    lines = [*told["guard"], *told["arms"]]
+    ends = {(line[what], line["runs"]) for line in lines for what in ("within", "within_oracle")}
+    totals = sorted({line["runs"] for line in lines})
+    count = Phrase(patterns=tuple(rf"{_OF}{runs} harmful" for runs in totals), allowed=tuple((hit,) for hit, _ in ends))
     share = Phrase(
-        patterns=(rf"{_OF}{guarded['runs']} harmful[^|.]{{0,20}}?\((\d+\.\d) %",),
-        allowed=tuple((value[0], 100 * value[0] / guarded["runs"]) for value in allowed),
+        patterns=tuple(rf"{_OF}{runs} harmful[^|.]{{0,20}}?\((\d+\.\d) %" for runs in totals),
+        allowed=tuple((hit, 100 * hit / runs) for hit, runs in ends),
     )
-    return {"recovery: the oracle": Figure(parts=(count, share))}
+    possible = {
+        re.escape(name): {
+            "as well|possible|尽可能": tuple(
+                shown
+                for line in lines
+                if line["arm"] == name
+                for hit, runs in [(line["within_oracle"], line["runs"])]
+                for shown in ((hit, runs), (100 * hit / runs,))
+            )
+        }
+        for name in sorted({line["arm"] for line in lines}, key=len, reverse=True)
+    }
+    table = Table(header="as well as possible|尽可能", rows=possible)
+    return {"recovery: the oracle": Figure(parts=(count, share, table))}
 
 
 def _methods() -> dict[str, Figure]:
@@ -264,12 +276,12 @@ def _methods() -> dict[str, Figure]:
         "steadystep": detected.pop("steadystep") | either,
         "nothing|什么都不用|unguarded": recovered.pop("unguarded"),
     }
-    by_name |= {name: detected.get(name, {}) | recovered.get(name, {}) for name in [*detected, *recovered]}
+    names = sorted({*detected, *recovered}, key=len, reverse=True)  # a package before the rule that it begins with
+    by_name |= {name: detected.get(name, {}) | recovered.get(name, {}) for name in names}
+    runs = whole["runs"]
+    ends = tuple((line[what],) for line in undone["guard"] for what in ("within", "within_oracle"))
     of_all = Phrase(
-        patterns=(_OF + r"209\b", r"209 次[^。,|]{0,12}?(\d+) 次"), allowed=((ours["noticed"],), (whole["within"],))
-    )
-    share = Phrase(
-        patterns=(r"159 (?:of|/) 209[^|.。]{0,40}?(\d+\.\d) ?%",), allowed=((100 * whole["within"] / whole["runs"],),)
+        patterns=(_OF + rf"{runs}\b", rf"{runs} 次[^。,|]{{0,12}}?(\d+) 次"), allowed=((ours["noticed"],), *ends)
     )
     lead = Phrase(patterns=(r"median of (\d+) steps before", r"中位数为 (\d+) 步"), allowed=((ours["median_lead"],),))
     steps = Phrase(
@@ -279,26 +291,20 @@ def _methods() -> dict[str, Figure]:
     table = Table(header="detected|noticed|发现|检出|recall|召回|recovered|within|share|恢复|达标", rows=by_name)
     return {
         "detection and recovery: methods": Figure(parts=(table,)),
-        "detection and recovery: runs": Figure(parts=(of_all, share)),
+        "detection and recovery: runs": Figure(parts=(of_all,)),
         "detection: lead": Figure(parts=(lead,)),
         "detection: healthy steps": Figure(parts=(steps,)),
     }
 
 
 def _later() -> Columns:
-    """What a row of steadystep may show instead: the fresh seeds, and the false alarms of the field."""
-    hits, runs = (sum(seed[side] for seed in _seeds()) for side in (1, 2))
-    (undone,) = _owned(OWNER, r"(\d+) of 75 recovered")
+    """What a row of steadystep may show instead: the false alarms of the field."""
     healthy = [row for row in _rows("field") if row["fault"] is None]
     alarms = [
         1e4 * sum(r["warnings"] for r in some) / sum(r["num_steps"] for r in some)
         for some in (healthy, healthy + _rows("alarms"))
     ]
-    return {
-        "detected|noticed|发现|检出|recall|召回": ((hits, runs), (100 * hits / runs,)),
-        "recovered|within|恢复|达标|share|比例": ((undone, 75), (100 * undone / 75,)),
-        "alarm|报警|误报": tuple((rate,) for rate in alarms),
-    }
+    return {"alarm|报警|误报": tuple((rate,) for rate in alarms)}
 
 
 def _recovery_columns(arm: Mapping[str, Any]) -> Columns:
@@ -321,19 +327,8 @@ def _fresh_seeds() -> dict[str, Figure]:
     log = Phrase(
         patterns=(r"332 and 333[^.]{0,60}? (\d+) of (\d+) and (\d+) of (\d+)",), allowed=(found[332] + found[333],)
     )
-    hits, runs = (sum(pair[side] for pair in found.values()) for side in (0, 1))
-    together = Phrase(patterns=(_OF + rf"{runs}\b", rf"{runs} 次[^。,|]{{0,12}}?(\d+) 次"), allowed=((hits,),))
-    share = Phrase(
-        patterns=(rf"{hits}(?: of {runs}| 次)?[^|.。]{{0,12}}?\((\d+\.\d) ?%",), allowed=((100 * hits / runs,),)
-    )
-    undone = Phrase(
-        patterns=(_OF + r"75 (?:are |harmful runs )?(?:recovered|within)", r"75 次中 ?(\d+) 次"),
-        allowed=(_owned(OWNER, r"(\d+) of 75 recovered"),),
-    )
     return {
         "seeds: each": Figure(parts=(Table(header="^(?:seed|种子)", rows=rows), log), source=OWNER, in_log=True),
-        "seeds: together": Figure(parts=(together, share), source=OWNER),
-        "seeds: recovery": Figure(parts=(undone,), source=OWNER),
     }
 
 
