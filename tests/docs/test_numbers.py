@@ -233,12 +233,18 @@ def _oracle() -> dict[str, Figure]:
     told = _summary(recovery)
     lines = [*told["guard"], *told["arms"]]
     ends = {(line[what], line["runs"]) for line in lines for what in ("within", "within_oracle")}
-    totals = sorted({line["runs"] for line in lines})
-    count = Phrase(patterns=tuple(rf"{_OF}{runs} harmful" for runs in totals), allowed=tuple((hit,) for hit, _ in ends))
-    share = Phrase(
-        patterns=tuple(rf"{_OF}{runs} harmful[^|.]{{0,20}}?\((\d+\.\d) %" for runs in totals),
-        allowed=tuple((hit, 100 * hit / runs) for hit, runs in ends),
-    )
+    phrases = [
+        phrase
+        for runs in sorted({line["runs"] for line in lines})
+        for hits in [[hit for hit, of in ends if of == runs]]
+        for phrase in (
+            Phrase(patterns=(rf"{_OF}{runs} harmful",), allowed=tuple((hit,) for hit in hits)),
+            Phrase(
+                patterns=(rf"{_OF}{runs} harmful[^|.]{{0,20}}?\((\d+\.\d) %",),
+                allowed=tuple((hit, 100 * hit / runs) for hit in hits),
+            ),
+        )
+    ]
     possible = {
         re.escape(name): {
             "as well|possible|尽可能": tuple(
@@ -252,7 +258,7 @@ def _oracle() -> dict[str, Figure]:
         for name in sorted({line["arm"] for line in lines}, key=len, reverse=True)
     }
     table = Table(header="as well as possible|尽可能", rows=possible)
-    return {"recovery: the oracle": Figure(parts=(count, share, table))}
+    return {"recovery: the oracle": Figure(parts=(*phrases, table))}
 
 
 def _methods() -> dict[str, Figure]:
