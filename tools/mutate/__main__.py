@@ -7,7 +7,7 @@
     python -m tools.mutate --promises               # those of tools/promise_mutants.toml
 
 Verdicts are kept in build/mutants/verdicts.jsonl: a run that was stopped goes on where it was, and --retry asks the
-survivors again after tests were added.
+survivors again after tests were added, and those that ran out of time (with a longer --limit).
 """
 
 import argparse
@@ -120,7 +120,8 @@ def survey(mutants: list[Mutant], options: argparse.Namespace) -> dict[Mutant, V
     print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} known from earlier runs", flush=True)
     fresh: dict[Mutant, Verdict] = {}
     jobs = jobs_for(todo, options) if todo else ()
-    for mutant, verdict in judge(jobs, at_once=options.jobs, limit_s=20 + 3 * options.budget):
+    limit_s = options.limit or 20 + 3 * options.budget
+    for mutant, verdict in judge(jobs, at_once=options.jobs, limit_s=limit_s):
         fresh[mutant] = verdict
         keep(mutant, verdict)
         if not verdict.caught:
@@ -154,8 +155,9 @@ def main() -> int:
     parser.add_argument("--promises", action="store_true", help="only those kept by hand")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of tests to choose from")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests per mutant, as recorded")
+    parser.add_argument("--limit", type=float, help="seconds until a mutant counts as not decided; 20 and 3 budgets")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--retry", action="store_true", help="ask survivors of earlier runs again")
+    parser.add_argument("--retry", action="store_true", help="ask again whatever was not caught in earlier runs")
     options = parser.parse_args()
     warm_up()
     if options.promises:

@@ -70,7 +70,7 @@ class UpdateProbes:
 
     def due(self, step: int) -> bool:
         """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
-        return step > 0 and (step % self.every == 0 or (step < self.every and not step & (step - 1)))
+        return step > 0 and (step % self.every == 0 or (step < self.every and step.bit_count() == 1))
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""
