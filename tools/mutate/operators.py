@@ -33,7 +33,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 SYMMETRIC = {"min", "max", "minimum", "maximum", "isclose", "allclose", "equal", "hypot", "gcd", "zip", "isinstance"}
-SYMMETRIC |= {"getattr", "hasattr"}
+SYMMETRIC |= {"getattr", "hasattr", "promote_types"}
 SAID = {
     "warn",
     "warning",

@@ -443,6 +443,7 @@ class TestGradientSamples:
         samples = GradientSamples(10)
         assert [step for step in range(450) if samples.due(step)] == [10, 100, 200, 300, 400]
         assert not any(GradientSamples(None).due(step) for step in range(450))
+        assert [step for step in range(31) if GradientSamples(1).due(step)] == [1, 10, 20, 30]
 
     def test_all_of_small_ones_and_a_sample_of_large_ones(self) -> None:
         taken = GradientSamples(1).take(
@@ -461,6 +462,9 @@ class TestGradientSamples:
         assert taken["half"].tolist() == [1.0, 1.0]
         assert taken["half"].dtype == "float32"
         assert GradientSamples(1).take([], []) == {}
+        assert GradientSamples(1).take(["a"], [torch.ones(2)])["a"].tolist() == [1.0, 1.0]
+        with pytest.raises(ValueError, match="zip"):
+            GradientSamples(1).take(["a"], [])
 
     def test_of_many_tensors_evenly_chosen_ones(self) -> None:
         for count, stride in ((31, 1), (32, 1), (33, 2), (64, 2), (65, 3)):
@@ -482,6 +486,19 @@ class TestWeightNorms:
         found = [norm.item() for norm in norms.measure()]
         assert norms.names() == ("0.weight", "0.bias", "1.bias", "2.weight")
         assert found == pytest.approx([dict(model.named_parameters())[name].norm().item() for name in norms.names()])
+
+    @pytest.mark.parametrize("odd", [torch.zeros(0), torch.ones(2, dtype=torch.complex64)], ids=["empty", "complex"])
+    def test_a_beginning_is_of_all_weights_or_of_none(self, odd: Tensor) -> None:
+        model = net().half()
+        norms = WeightNorms(Gradients(model, torch.optim.SGD(model.parameters())))
+        stats = norms.read([value.item() for value in norms.begin()])
+        weight = model[0].weight.detach().float()
+        assert stats.rms[0] == pytest.approx(weight.square().mean().sqrt().item(), rel=1e-3)
+        assert stats.std[0] == pytest.approx(weight.std(correction=0).item(), rel=1e-3)
+        model.odd = nn.Parameter(odd)
+        norms = WeightNorms(Gradients(model, torch.optim.SGD(model.parameters())))
+        assert len(norms.measure()) == 7
+        assert norms.begin() == []
 
     def test_what_cannot_be_measured_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = net()
