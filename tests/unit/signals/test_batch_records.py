@@ -72,6 +72,7 @@ def test_the_first_six_of_64_parts() -> None:
     found = batch_tensors([torch.tensor(1.0), *[X.clone().requires_grad_() for _ in range(9)]])
     assert [name for name, _ in found] == [f"[{i}]" for i in range(1, 7)]
     assert not any(tensor.requires_grad for _, tensor in found)
+    assert batch_tensors([X.to(torch.complex64)]) == []
     assert batch_tensors([0] * 60 + [X])
     assert batch_tensors([0] * 80 + [X]) == []
 
@@ -90,7 +91,9 @@ class TestLengths:
         rows = torch.zeros(3, 1 << 15)
         rows[1], rows[2] = 1.0, 7.0
         assert part(rows).largest == 1.0
-        assert part(torch.full((2, 1 << 17), 3.0)).largest == 3.0, "one row at least"
+        wide = torch.full((2, 1 << 17), 3.0)
+        wide[1] = 7.0
+        assert part(wide).largest == 3.0, "one row at least, and no more"
 
 
 class TestLabels:
@@ -164,6 +167,8 @@ class TestRows:
     def test_equal_batches_are_repeated_where_each_is_a_new_tensor(self) -> None:
         assert part(X, X.clone()).repeated
         assert not part(X, X).repeated  # the whole data set in one batch
+        assert not part(X.long(), x := X.long(), x).repeated
+        assert part(X.long(), X.long()).repeated
         assert not part(X).repeated
         assert not part(X, X.clone(), X + 1.0, X.clone()).repeated
         assert not part(X, X.flip(0)).repeated
