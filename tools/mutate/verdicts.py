@@ -120,10 +120,11 @@ def keep(mutant: Mutant, verdict: Verdict) -> None:
 
 def table(verdicts: dict[Mutant, Verdict]) -> str:
     """Per package, how many were noticed. What is not decided counts as survived."""
-    rows = [f"{'package':<14}{'mutants':>8}{'killed':>8}{'survived':>10}{'unreached':>11}{'not decided':>13}{'survival':>10}"]
+    named = (("mutants", 9), ("killed", 8), ("survived", 10), ("unreached", 11), ("not decided", 13), ("survival", 10))
+    rows = [f"{'package':<14}" + "".join(f"{name:>{width}}" for name, width in named)]
     for package in sorted({mutant.package for mutant in verdicts}):
         count = Counter(verdict.how for mutant, verdict in verdicts.items() if mutant.package == package)
         killed, total, undecided = count["killed"], count.total(), count["timeout"] + count["void"]
-        counts = f"{total:>8}{killed:>8}{count['survived']:>10}{count['unreached']:>11}{undecided:>13}"
+        counts = f"{total:>9}{killed:>8}{count['survived']:>10}{count['unreached']:>11}{undecided:>13}"
         rows.append(f"{package:<14}{counts}{1 - killed / total:>10.1%}")
     return "\n".join(rows)

@@ -73,7 +73,8 @@ def test_the_first_six_of_64_parts() -> None:
     assert [name for name, _ in found] == [f"[{i}]" for i in range(1, 7)]
     assert not any(tensor.requires_grad for _, tensor in found)
     assert batch_tensors([X.to(torch.complex64)]) == []
-    assert batch_tensors([0] * 60 + [X])
+    assert batch_tensors([0] * 62 + [X])  # with the list itself 64
+    assert batch_tensors([0] * 63 + [X]) == []
     assert batch_tensors([0] * 80 + [X]) == []
 
 

@@ -9,7 +9,16 @@ import torch
 import torch._dynamo  # why: the first optimizer imports it, and collecting it after each test takes long
 from torch import Tensor, nn
 
-from steadystep.signals import Evidence, Gradients, GradientSamples, Inputs, Measurer, StatePeaks, UpdateProbes, WeightNorms
+from steadystep.signals import (
+    Evidence,
+    Gradients,
+    GradientSamples,
+    Inputs,
+    Measurer,
+    StatePeaks,
+    UpdateProbes,
+    WeightNorms,
+)
 from steadystep.signals.measurer import Transfer
 from steadystep.snapshots.buffers import Buffers
 

@@ -11,6 +11,7 @@ from tools.mutate.operators import mutants_of
 from tools.mutate.promises import StaleError, entries, located
 from tools.mutate.reach import Reach
 from tools.mutate.sandbox import overlay
+from tools.mutate.verdicts import Verdict, table
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: f"{entry['promise']}-{entry['symbol']}")
@@ -117,6 +118,22 @@ def test_tests_are_found_by_line_and_by_function_once_the_file_has_changed(
     reach = Reach()
     reach.load(["test_any.py"])
     assert reach.of(mutant) == expected
+
+
+def test_what_is_not_decided_is_not_counted_as_caught() -> None:
+    path = "records/signals.py"
+    mutants = mutants_of(path, (PACKAGE / path).read_bytes())[:10]
+    ways = ["killed"] * 6 + ["timeout", "void", "survived", "unreached"]
+    verdicts = {mutant: Verdict(how=how) for mutant, how in zip(mutants, ways, strict=True)}
+    head, row = table(verdicts).splitlines()
+    assert row.split() == ["records", "10", "6", "1", "1", "2", "40.0%"]
+    assert len(row) == len(head)
+    assert sum(verdict.caught for verdict in verdicts.values()) == 6
+
+
+def test_swaps_that_give_the_same_program_are_left_out() -> None:
+    assert broken("x = torch.maximum(a, b)") == broken("x = torch.promote_types(a, b)") == set()
+    assert broken("x = torch.sub(a, b)") == {"x = torch.sub(b, a)"}
 
 
 def _sources(folder: Path) -> list[Path]:
