@@ -98,19 +98,22 @@ class _Judge:
 
 
 def _run(mutant: Mutant, tests: Sequence[pytest.Item], tell: int) -> None:
-    code = _KILLED
+    code = _NOT_HERE
     try:
         os.setsid()
-        code = _SURVIVED if _put_in_place(mutant) else _NOT_HERE
-        for test, after in zip(tests, [*tests[1:], None], strict=True) if code == _SURVIVED else ():
-            if any(report.failed for report in runtestprotocol(test, nextitem=after, log=False)):
-                os.write(tell, test.nodeid.encode())
-                code = _KILLED
-                break
-    except BaseException:
-        code = _KILLED
+        if _put_in_place(mutant):
+            code = _KILLED  # by whatever is raised from here on
+            code = _KILLED if _first_red(tests, tell) else _SURVIVED
     finally:
         os._exit(code)
+
+
+def _first_red(tests: Sequence[pytest.Item], tell: int) -> bool:
+    for test, after in zip(tests, [*tests[1:], None], strict=True):
+        if any(report.failed for report in runtestprotocol(test, nextitem=after, log=False)):
+            os.write(tell, test.nodeid.encode())
+            return True
+    return False
 
 
 def _put_in_place(mutant: Mutant) -> bool:

@@ -45,6 +45,12 @@ class TestCadence:
             statistics.add(batch, step, enough=1)
             assert bool(statistics.waiting) is (step == 0)
 
+    def test_of_two_parts_both_must_come(self) -> None:
+        statistics = BatchStatistics()
+        for step, batch in enumerate(({"x": X, "y": X}, {"x": X}, {"x": X, "y": X})):
+            statistics.add(batch, step, enough=1)
+            assert bool(statistics.waiting) is (step == 0)
+
     def test_each_part_has_numbers_of_its_own(self) -> None:
         statistics = BatchStatistics()
         statistics.add((X, X + 1.0), 0, enough=1)
