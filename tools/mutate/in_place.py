@@ -119,19 +119,20 @@ def _first_red(tests: Sequence[pytest.Item], tell: int) -> bool:
 def _put_in_place(mutant: Mutant) -> bool:
     """Whether the code of this process could be exchanged for the broken one."""
     name = ".".join(("steadystep", *Path(mutant.path).with_suffix("").parts)).removesuffix(".__init__")
-    module, source = importlib.import_module(name), mutant.apply((PACKAGE / mutant.path).read_bytes())
+    source = mutant.apply((PACKAGE / mutant.path).read_bytes())
+    return exchange(importlib.import_module(name), tree_of(mutant.path), source, mutant.line)
+
+
+def exchange(module: ModuleType, tree: ast.Module, source: bytes, line: int) -> bool:
+    """Give a module what a line of its broken `source` defines; False where that cannot be done."""
     try:
-        function = _outermost(tree_of(mutant.path).body, mutant.line, "")
+        function = _outermost(tree.body, line, "")
         if function is None:
-            return _constants(module, tree_of(mutant.path).body, ast.parse(source).body, "")
-        where, first = function
-        found = [
-            code
-            for code in _codes(compile(source, str(module.__file__), "exec"))
-            if (code.co_qualname, code.co_firstlineno) == (where, first)
-        ]
-        _plain(module, where, first).__code__ = found[0]
-    except (LookupError, AttributeError, ValueError, TypeError):
+            return _constants(module, tree.body, ast.parse(source).body, "")
+        codes = _codes(compile(source, str(module.__file__), "exec"))
+        found = next(code for code in codes if (code.co_qualname, code.co_firstlineno) == function)
+        _plain(module, *function).__code__ = found
+    except (LookupError, AttributeError, ValueError, TypeError, StopIteration):
         return False
     return True
 
@@ -202,7 +203,7 @@ def _assign(module: ModuleType, statement: ast.Assign | ast.AnnAssign) -> None:
     before, after = {name: vars(module)[name] for name in names}, dict(vars(module))
     exec(compile(ast.Module([statement], []), "constant", "exec"), after)
     for name, old in before.items():
-        for other in list(sys.modules.values()):
+        for other in [module, *sys.modules.values()]:
             ours = getattr(other, "__name__", "").split(".")[0] in ("steadystep", "tests")
             if ours and vars(other).get(name, before) is old:
                 vars(other)[name] = after[name]
