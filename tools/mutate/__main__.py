@@ -112,13 +112,14 @@ def test_files(places: Sequence[str]) -> list[str]:
 
 
 def judged(mutants: list[Mutant], options: argparse.Namespace) -> Iterator[tuple[Mutant, Verdict]]:
-    """Each mutant's verdict."""
+    """Each mutant's verdict. What survives in a fork is asked in the sandbox: a table may hold what was exchanged."""
     limit_s = options.limit or 20 + 3 * options.budget
     jobs = list(jobs_for(mutants, options)) if mutants else []
     if options.in_place and jobs:
-        found = judge_in_place(jobs, limit_s=limit_s)
-        yield from found.items()
-        jobs = [job for job in jobs if job[0] not in found]
+        found = judge_in_place(jobs, limit_s=limit_s / 4)  # there is nothing to import
+        settled = {mutant: verdict for mutant, verdict in found.items() if verdict.how in ("killed", "unreached")}
+        yield from settled.items()
+        jobs = [job for job in jobs if job[0] not in settled]
     yield from judge(jobs, at_once=options.jobs, limit_s=limit_s)
 
 

@@ -97,6 +97,48 @@ def test_any_state_comes_back_as_it_was(state: Any) -> None:
     assert same(there_and_back(state), state)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(
+            5,
+            2**60,
+            0.1,
+            -math.inf,
+            1 + 2j,
+            "a",
+            "\ud800",
+            b"\x00a",
+            (1, "b"),
+            {1, 2},
+            frozenset({"c"}),
+            {1: 2, "d": (3,)},
+        ),
+        *(
+            deque([1, 2], 2),
+            deque([1, 2]),
+            OrderedDict([("b", 1), ("a", 2)]),
+            Counter("aab"),
+            defaultdict(None, {"a": 1}),
+        ),
+        *(
+            defaultdict(list, {"a": [1]}),
+            defaultdict(int, {2: 3}),
+            torch.Size([2, 3]),
+            torch.bfloat16,
+            torch.device("cuda:1"),
+        ),
+        *(torch.arange(3), torch.complex(torch.ones(2), torch.zeros(2)), np.float32(0.1), np.arange(4).reshape(2, 2)),
+    ],
+    ids=str,
+)
+def test_one_of_each_kind_comes_back(state: Any) -> None:
+    back = there_and_back([state])[0]
+    assert type(back) is type(state)
+    assert same(back, state)
+    assert getattr(back, "default_factory", None) is getattr(state, "default_factory", None)
+
+
 def test_numbers_are_exact_in_strict_json() -> None:
     state = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**53, -(2**53), 2**53 - 1, 10**5000, True, 1, 1.0]
     assert same(there_and_back(state), state)
