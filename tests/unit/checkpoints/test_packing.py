@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from steadystep.checkpoints.atomic_io import Spread
 from steadystep.checkpoints.packing import Packed, pack, unpack
 from steadystep.errors import CheckpointError
 
@@ -322,3 +326,17 @@ def test_texts_with_foreign_letters_are_refused_and_not_cleaned(kind: str) -> No
     assert unpack(Packed({"$": kind, "v": "YWJj"}, {})) in ("abc", b"abc")
     with pytest.raises(CheckpointError):
         unpack(Packed({"$": kind, "v": "YW*Jj"}, {}))
+
+
+def test_of_a_sharded_tensor_the_part_of_this_rank_is_packed() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole = torch.arange(6.0).reshape(3, 2)
+        spread = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        packed = pack({"w": [spread]})
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(packed.shards["w[0]"], whole)
+    assert packed.places["w[0]"] == (0, 0)
+    found = unpack(packed)["w"][0]
+    assert found == Spread("w[0]", torch.Size([3, 2]), torch.float32)
