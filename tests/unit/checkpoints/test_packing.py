@@ -149,6 +149,12 @@ def test_numbers_are_exact_in_strict_json() -> None:
     assert max(abs(n) for n in pack(state).tree if isinstance(n, int)) < 2**53  # what a double holds
 
 
+def test_what_json_has_a_form_for_is_written_in_it() -> None:
+    state = {"a": [0, -5, 2**53 - 1, 1 - 2**53, 0.5, True, None, "b"]}
+    assert pack(state).tree == state
+    assert pack({"a": 2**53}).tree != {"a": 2**53}
+
+
 def test_texts_keys_and_lengths_that_json_would_change() -> None:
     state = ["\ud800\udc00", {"$": "tensor", "v": "x"}, {1: 2, "1": 3, (1, None): 4, 2.5: 5, False: 6}]
     state += [np.str_("a\0"), np.bytes_(b"a\0")]
