@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests per mutant, as recorded")
     parser.add_argument("--limit", type=float, help="seconds until a mutant counts as not decided; 20 and 3 budgets")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--in-place", action="store_true", help="fork one process with all tests; ten times as fast")
+    parser.add_argument("--in-place", action="store_true", help="judge in forks of one process with all tests: quicker")
     parser.add_argument("--retry", action="store_true", help="ask again whatever was not caught in earlier runs")
     options = parser.parse_args()
     warm_up()
