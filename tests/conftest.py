@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "ci", derandomize=True, deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow]
@@ -16,7 +16,9 @@ settings.register_profile(
 # why: the same examples on every machine keep CI repeatable; now and then new ones must be tried (`make test-all`)
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 # why fewer: one breakage meets many tests, and one that an example notices is mostly noticed by the first few
-settings.register_profile("mutants", parent=settings.get_profile("ci"), max_examples=8)
+settings.register_profile(
+    "mutants", parent=settings.get_profile("ci"), max_examples=8, phases=(Phase.explicit, Phase.generate)
+)  # nor is a smaller example looked for once one was found
 settings.load_profile(os.environ.get("STEADYSTEP_HYPOTHESIS", "ci"))
 
 

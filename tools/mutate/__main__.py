@@ -7,7 +7,7 @@
     python -m tools.mutate --promises               # those of tools/promise_mutants.toml
 
 Verdicts are kept in build/mutants/verdicts.jsonl: a run that was stopped goes on where it was, and --retry asks the
-survivors again after tests were added.
+survivors again after tests were added, and those that ran out of time (with a longer --limit).
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from .in_place import judge_in_place
 from .mutant import PACKAGE, ROOT, Mutant
 from .operators import mutants_of
 from .promises import load_promises
@@ -110,6 +111,18 @@ def test_files(places: Sequence[str]) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
+def judged(mutants: list[Mutant], options: argparse.Namespace) -> Iterator[tuple[Mutant, Verdict]]:
+    """Each mutant's verdict. What survives in a fork is asked in the sandbox: a table may hold what was exchanged."""
+    limit_s = options.limit or 20 + 3 * options.budget
+    jobs = list(jobs_for(mutants, options)) if mutants else []
+    if options.in_place and jobs:
+        found = judge_in_place(jobs, limit_s=limit_s / 4)  # there is nothing to import
+        settled = {mutant: verdict for mutant, verdict in found.items() if verdict.how in ("killed", "unreached")}
+        yield from settled.items()
+        jobs = [job for job in jobs if job[0] not in settled]
+    yield from judge(jobs, at_once=options.jobs, limit_s=limit_s)
+
+
 def survey(mutants: list[Mutant], options: argparse.Namespace) -> dict[Mutant, Verdict]:
     """A verdict for each, from the file or by running the tests."""
     before = known()
@@ -119,8 +132,7 @@ def survey(mutants: list[Mutant], options: argparse.Namespace) -> dict[Mutant, V
     todo = [mutant for mutant in mutants if mutant not in verdicts]
     print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} known from earlier runs", flush=True)
     fresh: dict[Mutant, Verdict] = {}
-    jobs = jobs_for(todo, options) if todo else ()
-    for mutant, verdict in judge(jobs, at_once=options.jobs, limit_s=20 + 3 * options.budget):
+    for mutant, verdict in judged(todo, options):
         fresh[mutant] = verdict
         keep(mutant, verdict)
         if not verdict.caught:
@@ -154,8 +166,10 @@ def main() -> int:
     parser.add_argument("--promises", action="store_true", help="only those kept by hand")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of tests to choose from")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of tests per mutant, as recorded")
+    parser.add_argument("--limit", type=float, help="seconds until a mutant counts as not decided; 20 and 3 budgets")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--retry", action="store_true", help="ask survivors of earlier runs again")
+    parser.add_argument("--in-place", action="store_true", help="judge in forks of one process with all tests: quicker")
+    parser.add_argument("--retry", action="store_true", help="ask again whatever was not caught in earlier runs")
     options = parser.parse_args()
     warm_up()
     if options.promises:

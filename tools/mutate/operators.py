@@ -32,7 +32,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.Mult,
 }
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-SYMMETRIC = {"min", "max", "isclose", "allclose", "equal", "hypot", "gcd", "zip", "isinstance", "getattr", "hasattr"}
+SYMMETRIC = {"min", "max", "minimum", "maximum", "isclose", "allclose", "equal", "hypot", "gcd", "zip", "isinstance"}
+SYMMETRIC |= {"getattr", "hasattr", "promote_types"}
 SAID = {
     "warn",
     "warning",

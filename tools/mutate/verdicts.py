@@ -14,13 +14,15 @@ from .mutant import PACKAGE, ROOT, Mutant
 from .sandbox import ARGUMENTS, UNCHANGED, Child, overlay, run_pytest
 
 VERDICTS = ROOT / "build" / "mutants" / "verdicts.jsonl"
-CAUGHT = ("killed", "timeout")
 Job = tuple[Mutant, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`killed`, `timeout`, `survived`, `unreached`; or `void`, when the test is red without the mutant too."""
+    """`killed`, `survived`, `unreached`; or not decided.
+
+    Not decided are `timeout`, when the tests took too long, and `void`, when the killer is red without the mutant too.
+    """
 
     how: str
     killer: str = ""
@@ -28,7 +30,7 @@ class Verdict:
     @property
     def caught(self) -> bool:
         """A test noticed."""
-        return self.how in CAUGHT
+        return self.how == "killed"
 
 
 class FirstRed:
@@ -117,11 +119,12 @@ def keep(mutant: Mutant, verdict: Verdict) -> None:
 
 
 def table(verdicts: dict[Mutant, Verdict]) -> str:
-    """Per package, how many were noticed."""
-    rows = [f"{'package':<14}{'mutants':>8}{'killed':>8}{'survived':>10}{'unreached':>11}{'survival':>10}"]
+    """Per package, how many were noticed. What is not decided counts as survived."""
+    named = (("mutants", 9), ("killed", 8), ("survived", 10), ("unreached", 11), ("not decided", 13), ("survival", 10))
+    rows = [f"{'package':<14}" + "".join(f"{name:>{width}}" for name, width in named)]
     for package in sorted({mutant.package for mutant in verdicts}):
         count = Counter(verdict.how for mutant, verdict in verdicts.items() if mutant.package == package)
-        killed, total = sum(count[how] for how in CAUGHT), count.total()
-        counts = f"{total:>8}{killed:>8}{count['survived']:>10}{count['unreached']:>11}"
+        killed, total, undecided = count["killed"], count.total(), count["timeout"] + count["void"]
+        counts = f"{total:>9}{killed:>8}{count['survived']:>10}{count['unreached']:>11}{undecided:>13}"
         rows.append(f"{package:<14}{counts}{1 - killed / total:>10.1%}")
     return "\n".join(rows)

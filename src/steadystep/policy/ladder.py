@@ -125,7 +125,7 @@ def _in_place(
 def _held_lr(diagnosis: Diagnosis, ceiling: float | None) -> float | None:
     """The learning rate from before a jump, or before a creep that nothing limits yet."""
     jump = _asked_for(diagnosis, DetectorName.LEARNING_RATE_JUMP)
-    creep = _asked_for(diagnosis, DetectorName.LEARNING_RATE_CREEP) if jump is None and ceiling is None else None
+    creep = _asked_for(diagnosis, DetectorName.LEARNING_RATE_CREEP) if ceiling is None else None
     found = creep if jump is None else jump
     return None if found is None else found.baseline or None
 

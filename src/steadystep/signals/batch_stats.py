@@ -231,7 +231,7 @@ class BatchStatistics:
             measured: parts that have seen this batch and all before it.
         """
         self.waiting = []
-        if self._closed or (self._batches >= enough and step & (step - 1) and step % 128):
+        if self._closed or (self._batches >= enough and step.bit_count() > 1 and step % 128):
             return
         try:
             self._add(batch, enough, measured or {})

@@ -34,8 +34,8 @@ def learning_rates(optimizer: Optimizer) -> tuple[list[float], list[Tensor], flo
         (tensors if isinstance(lr, Tensor) else numbers).append(lr)
         for key in _ANNOUNCING:
             value = group.get(key, 0.0)
-            if isinstance(value, float | int) and value > largest:
-                largest = float(value)
+            if isinstance(value, float | int):
+                largest = max(largest, float(value))
     return numbers, tensors, largest
 
 

@@ -59,7 +59,7 @@ def losses_of(output: Tensor, batch: list[tuple[str, Tensor]]) -> dict[str, Tens
 def _of_classes(values: Tensor, target: Tensor) -> dict[str, Tensor]:
     if values.dim() < 2 or target.dtype is torch.bool:
         return {}
-    if values.dim() > 2 and target.shape == (len(values), *values.shape[2:]):
+    if target.shape == (len(values), *values.shape[2:]):
         values = values.movedim(1, -1)
     classes = values.shape[-1]
     if classes < 2 or target.numel() * classes != values.numel():
@@ -183,9 +183,7 @@ def mistakes(
 def _spreads(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     """(N, 1) against (N,), or the same with more dimensions in front."""
     short, long = sorted((left, right), key=len)
-    if len(long) != len(short) + 1 or not short or short[0] < 2:
-        return False
-    return long == (*short, 1) or long == (short[0], 1, *short[1:])
+    return bool(short) and short[0] > 1 and long in ((*short, 1), (short[0], 1, *short[1:]))
 
 
 def _inner_axis(made: ActivationOrigin, size: int) -> str:
@@ -195,7 +193,7 @@ def _inner_axis(made: ActivationOrigin, size: int) -> str:
         return ""
     if shape[made.dim] == 1:
         return f"a {made.name} over dimension {made.dim} of shape {shape}, which has one element, gives 1 everywhere"
-    if made.dim == 0 and shape[0] == size > 1 and shape[1] != size:
+    if made.dim == 0 and shape[0] == size != shape[1]:
         return f"a {made.name} over dimension 0 of shape {shape}: over the samples of the batch"
     return ""
 
@@ -211,7 +209,7 @@ def _wrong_axis(call: LossCall) -> str:
     if shape[made.dim] == 1:
         return f"a {made.name} over a single unit is constant (shape {shape}, dim {made.dim})"
     over_batch = made.dim == 0 and dims > 1
-    if over_batch and dims == 2 and shape[0] == shape[1] and call.target is not None and call.target.dim() == 1:
+    if dims == 2 and shape[0] == shape[1] and call.target is not None and call.target.dim() == 1:
         over_batch = False  # similarities of a batch with itself may be normalized either way
     over_other = call.name in ("cross_entropy", "nll_loss") and made.dim not in (dims - 1, 1)
     if over_batch or over_other:

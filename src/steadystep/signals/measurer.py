@@ -24,7 +24,7 @@ from steadystep.snapshots.buffers import Buffers
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 _NO_METRICS: dict[str, float] = {}
-_NOTHING = slice(0, 0)
+_NOTHING = slice(0)
 _NO_BUFFERS: tuple[list[str], slice, slice] = ([], _NOTHING, _NOTHING)
 
 
@@ -146,7 +146,7 @@ class Measurer:
             together[: len(norms)] if together is not None and norms and together.dtype == norms[0].dtype else None
         )
         view = GradientView(signals, grads, layout, norms, stacked, names)
-        return view if signals.all_finite else self._look_closer(view, batches or [], again=measured is None)
+        return view if signals.all_finite else self._look_closer(view, batches, again=measured is None)
 
     def _read(
         self,
@@ -247,7 +247,7 @@ class Measurer:
         """Whose gradients are looked at."""
         return self._gradients.parameters
 
-    def _look_closer(self, view: GradientView, batches: list[Any], *, again: bool = True) -> GradientView:
+    def _look_closer(self, view: GradientView, batches: list[Any] | None, *, again: bool) -> GradientView:
         """What is worth a second look once something seems wrong."""
         signals = view.signals
         if again and not math.isfinite(signals.grad_norm):
@@ -259,16 +259,15 @@ class Measurer:
         if self.over_ranks is None:  # else once all ranks know of it
             signals = self.with_weights(signals)
         bad = self._buffers.newly_bad(signals.bad_buffers, grave=not signals.is_finite)
-        if bad != signals.bad_buffers:
-            signals = replace(signals, bad_buffers=bad)
-        return replace(view, signals=replace(signals, input_finite=batch_is_finite(batches)) if batches else signals)
+        finite = batch_is_finite(batches) if batches else None
+        return replace(view, signals=replace(signals, bad_buffers=bad, input_finite=finite))
 
     def _ask_batch(
         self, batches: list[Any], device: torch.device, step: int, transfer: Transfer
     ) -> tuple[float | None, int | None]:
         """A number for the size of the batch, or where it will be."""
         self._inputs.add(batches[0])
-        if step < FIRST or not step & (step - 1) or not step % 128:
+        if step < FIRST or step.bit_count() == 1 or not step % 128:
             self._evidence.add(batches[0], step)
         size = batch_rms(batches[0])
         if size is None:

@@ -64,13 +64,14 @@ class UpdateProbes:
         self.listens = True
         """Passes that the loop makes by itself are watched too."""
         self._awaited: RemovableHandle | None = None
-        self._listens = False
+        self._listening: Outputs | None = None
+        """What hears, or has heard, a pass that the loop makes by itself."""
         self.record: Probe | None = None
         """One that was read already, when the state was saved."""
 
     def due(self, step: int) -> bool:
         """True at 1, 2, 4, 8, … and from `every` on at its multiples."""
-        return step > 0 and (step % self.every == 0 or (step < self.every and not step & (step - 1)))
+        return step.bit_count() == 1 if step < self.every else step % self.every == 0
 
     def before(self) -> None:
         """Just before the update, with its gradients in place: remember samples of the weights."""
@@ -133,48 +134,49 @@ class UpdateProbes:
     def expect(self, step: int) -> None:
         """Watch the next forward pass, which the loop makes by itself, if `step` is due."""
         self.drop_pass()
-        if self._outputs is not None and self.listens and self.due(step) and not compiles():
-            self._awaited = self._outputs.before_pass(partial(self._begin, step))
+        outputs = self._outputs
+        if outputs is not None and self.listens and self.due(step) and not compiles():
+            self._awaited = outputs.before_pass(partial(self._begin, outputs, step))
 
-    def _begin(self, step: int, *_: Any) -> None:
-        if self._awaited is None or self._outputs is None or not torch.is_grad_enabled() or not numbers_may_leave():
+    def _begin(self, outputs: Outputs, step: int, *_: Any) -> None:
+        if self._awaited is None or not torch.is_grad_enabled() or not numbers_may_leave():
             return
         self._awaited.remove()
-        self._awaited, self._listens = None, True
+        self._awaited, self._listening = None, outputs
         for watcher in self._watchers:
             watcher.start()
-        self._outputs.begin(None, step)
+        outputs.begin(None, step)
 
     def quiet(self) -> None:
         """Backward begins."""
-        if self._listens and self._outputs is not None:
-            self._outputs.quiet()
+        if self._listening is not None:
+            self._listening.quiet()
             for watcher in self._watchers:
                 watcher.stop()
 
     def conclude(self, batch: Any = None) -> None:
         """The pass that was watched has led to the gradients of this model."""
-        if self._listens and self._outputs is not None:
+        if self._listening is not None:
             self.quiet()
-            self._outputs.conclude(batch)
-            self._outputs.drop()
-            self._listens = False
+            self._listening.conclude(batch)
+            self._listening.drop()
+            self._listening = None
 
     def drop_pass(self) -> None:
         """It was another network's, or there was none."""
         if self._awaited is not None:
             self._awaited.remove()
             self._awaited = None
-        if self._listens and self._outputs is not None:
-            self._outputs.drop()
+        if self._listening is not None:
+            self._listening.drop()
+            self._listening = None
             for watcher in self._watchers:
                 watcher.clear()
-            self._listens = False
 
     @contextmanager
     def watching(self, batch: Any = None, step: int = 0) -> Iterator[None]:
         """Around the forward pass of a step that is due: hooks on activations, attention and the output."""
-        if self._listens:  # the loop has made it by itself
+        if self._listening is not None:  # the loop has made it by itself
             self.conclude(batch)
             yield
             return

@@ -86,7 +86,7 @@ class Standouts:
             return False
         before, lately = self._largest
         odd = not signals.all_finite or any(
-            value > max(before.get(name, -math.inf), lately.get(name, -math.inf))
+            value > max(before[name], lately.get(name, -math.inf))
             for name, value, _ in _values(signals, products)
             if name in before
         )
@@ -97,13 +97,14 @@ class Standouts:
         """What the step came to, once it is known to be right."""
         if not signals.all_finite:
             return
-        if self._count and self._count % _SINCE == 0:
+        if self._count % _SINCE == 0:
             self._largest = [self._largest[1], {}]
         self._count += 1
         lately = self._largest[1]
         for name, value, more in _values(signals, products):
-            if lately.get(name, -math.inf) < value * more < math.inf:
-                lately[name] = value * more
+            limit = value * more
+            if limit < math.inf:
+                lately[name] = max(lately.get(name, limit), limit)
 
 
 def _values(signals: Signals, products: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float, float]]:

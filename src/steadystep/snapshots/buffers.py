@@ -232,8 +232,8 @@ class Buffers:
 
     @torch.no_grad()
     def _restore(self, damaged: dict[str, Tensor]) -> None:
-        for slot in [slot for slot in self._slots if slot.name in damaged and not slot.live]:
-            slot.live = True
+        for slot in self._slots:
+            slot.live = slot.live or slot.name in damaged
         for slot in self._live():
             if slot.seen is None:
                 if slot.tensor is not None:

@@ -105,8 +105,7 @@ class InMemory:
             return
         self.lr_mult = outcome.lr_mult
         lr = signals.lr * outcome.lr_mult
-        if lr > self._largest_lr:
-            self._largest_lr = lr
+        self._largest_lr = max(self._largest_lr, lr)
         if calm and outcome.step >= self._snapshots.next_step and self._snapshots.due(outcome.step):
             self.due = lr
             if at_once:

@@ -51,3 +51,18 @@ def test_what_was_learned_is_saved_and_a_nan_teaches_nothing() -> None:
     again = steadystep.Guard(twin, sgd(twin), config={"training": {"clip_rule": "tensor-ema"}})
     again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     assert again.state_dict()["clip rule"] == saved
+
+
+@pytest.mark.parametrize("share", [0.5, 0.999, 0.99999, 1.0, 1.00001, 1.001, 2.0])
+def test_around_the_limit_it_is_what_torch_does(share: float) -> None:
+    plain, guarded = small_net(dropout=0.0), small_net(dropout=0.0)
+    plain_optimizer, guarded_optimizer = sgd(plain), sgd(guarded)
+    (x,) = batches(1)
+    squared(plain, x).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]).item()
+    guard = steadystep.Guard(guarded, guarded_optimizer, config={"training": {"max_grad_norm": share * norm}})
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), share * norm)
+    plain_optimizer.step()
+    plain_optimizer.zero_grad()
+    guard.step(lambda: squared(guarded, x))
+    assert_same(full_state(plain, plain_optimizer), full_state(guarded, guarded_optimizer))

@@ -84,8 +84,8 @@ def test_batches_and_passes_are_counted() -> None:
 def test_batches_to_skip_are_counted_and_not_given() -> None:
     position = DataPosition(torch.device("cpu"))
     source = position.batches(range(10, 16), nothing, skip={1, 5})
-    seen = [(batch, position.place) for batch in source]
-    assert seen == [(10, (0, 0)), (12, (0, 2)), (13, (0, 3)), (14, (0, 4))]
+    seen = [(batch, position.place, position.left) for batch in source]
+    assert seen == [(10, (0, 0), 3), (12, (0, 2), 2), (13, (0, 3), 1), (14, (0, 4), 0)]
     assert (position.epoch, position.batch, position.place) == (1, 0, None)
 
 

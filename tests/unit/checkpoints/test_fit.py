@@ -17,6 +17,7 @@ from steadystep.checkpoints.atomic_io import Spread
 from steadystep.checkpoints.data_position import check_place, check_random
 from steadystep.checkpoints.finite import load_kept
 from steadystep.checkpoints.fit import (
+    _check_option,
     check_buffers,
     check_optimizer,
     check_parameters,
@@ -448,3 +449,25 @@ def test_a_scalar_is_negative_only_where_it_counts_nothing() -> None:
     optimizer, saved = stepped("ASGD")
     assert not refused(check_optimizer, with_value(saved, ("state", 0, "mu"), -0.5), optimizer)
     assert refused(check_optimizer, with_value(saved, ("state", 0, "step"), -0.5), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("saved", "present", "fits"),
+    [
+        (None, 0.1, True),  # it was not set there
+        (0.1, None, True),  # nor is it here
+        (None, None, True),
+        (None, True, True),
+        (True, None, True),
+        (True, False, True),
+        (True, 0.1, False),
+        (1.0, True, False),
+        ("a", "b", True),
+        ("a", 1.0, False),
+        (1.0, "a", False),
+        ((1, None), (1, 2), True),
+        ((1, True), (1, 2), False),
+    ],
+)
+def test_an_option_is_of_the_same_kind_or_not_set(saved: Any, present: Any, fits: bool) -> None:
+    assert refused(_check_option, "group 0: any", saved, present) is not fits

@@ -12,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from steadystep.checkpoints.atomic_io import Spread
 from steadystep.checkpoints.packing import Packed, pack, unpack
 from steadystep.errors import CheckpointError
 
@@ -97,10 +101,58 @@ def test_any_state_comes_back_as_it_was(state: Any) -> None:
     assert same(there_and_back(state), state)
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(
+            5,
+            2**60,
+            0.1,
+            -math.inf,
+            1 + 2j,
+            "a",
+            "\ud800",
+            b"\x00a",
+            (1, "b"),
+            {1, 2},
+            frozenset({"c"}),
+            {1: 2, "d": (3,)},
+        ),
+        *(
+            deque([1, 2], 2),
+            deque([1, 2]),
+            OrderedDict([("b", 1), ("a", 2)]),
+            Counter("aab"),
+            defaultdict(None, {"a": 1}),
+        ),
+        *(
+            defaultdict(list, {"a": [1]}),
+            defaultdict(int, {2: 3}),
+            torch.Size([2, 3]),
+            torch.bfloat16,
+            torch.device("cuda:1"),
+        ),
+        *(torch.arange(3), torch.complex(torch.ones(2), torch.zeros(2)), np.float32(0.1), np.arange(4).reshape(2, 2)),
+    ],
+    ids=str,
+)
+def test_one_of_each_kind_comes_back(state: Any) -> None:
+    back = there_and_back([state])[0]
+    assert type(back) is type(state)
+    assert same(back, state)
+    assert getattr(back, "default_factory", None) is getattr(state, "default_factory", None)
+
+
 def test_numbers_are_exact_in_strict_json() -> None:
     state = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**53, -(2**53), 2**53 - 1, 10**5000, True, 1, 1.0]
     assert same(there_and_back(state), state)
     assert max(abs(n) for n in pack(state).tree if isinstance(n, int)) < 2**53  # what a double holds
+
+
+def test_what_json_has_a_form_for_is_written_in_it() -> None:
+    state = {"a": [0, -5, 2**53 - 1, 1 - 2**53, 0.5, True, None, "b"]}
+    assert pack(state).tree == state
+    assert pack({"a": 2**53}).tree != {"a": 2**53}
 
 
 def test_texts_keys_and_lengths_that_json_would_change() -> None:
@@ -280,3 +332,17 @@ def test_texts_with_foreign_letters_are_refused_and_not_cleaned(kind: str) -> No
     assert unpack(Packed({"$": kind, "v": "YWJj"}, {})) in ("abc", b"abc")
     with pytest.raises(CheckpointError):
         unpack(Packed({"$": kind, "v": "YW*Jj"}, {}))
+
+
+def test_of_a_sharded_tensor_the_part_of_this_rank_is_packed() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        whole = torch.arange(6.0).reshape(3, 2)
+        spread = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        packed = pack({"w": [spread]})
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(packed.shards["w[0]"], whole)
+    assert packed.places["w[0]"] == (0, 0)
+    found = unpack(packed)["w"][0]
+    assert found == Spread("w[0]", torch.Size([3, 2]), torch.float32)

@@ -16,6 +16,7 @@ import steadystep
 from steadystep import schedule
 from steadystep._deprecated import STATE_PARTS
 from steadystep._utils.rng import all_random_state
+from steadystep.checkpoints import loop_state
 from steadystep.checkpoints.checkpoint import write_checkpoint
 from tests.loops import assert_same, full_state
 
@@ -336,6 +337,55 @@ def test_what_does_not_fit_is_refused_with_nothing_changed(tmp_path: Path) -> No
     other = nn.Linear(4, 2)
     groups = [{"params": [p]} for p in other.parameters()]
     attempt(other, torch.optim.AdamW(groups), "parameter groups")
+
+
+class Caching(nn.Linear):
+    """Keeps tables of a size of its own, which are no part of a saved model."""
+
+    def __init__(self, tables: int, size: int) -> None:
+        super().__init__(4, 2)
+        for i in range(tables):
+            self.register_buffer(f"table_{i}", torch.full((size,), float(size)), persistent=False)
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [(1, "table_0"), (3, "table_0, table_1, table_2"), (5, "table_0, table_1, table_2 and 2 more")],
+)
+def test_tables_of_another_size_stay_as_they_are(tmp_path: Path, tables: int, named: str) -> None:
+    model = Caching(tables, 2)
+    guard = steadystep.Guard(model, torch.optim.AdamW(model.parameters()))
+    steps(model, guard, 2)
+    saved = guard.save(tmp_path / "mine")
+    other = Caching(tables, 3)
+    with pytest.warns(UserWarning, match=f"keep this model's values: {named}$"):
+        steadystep.Guard.resume(other, torch.optim.AdamW(other.parameters()), run_dir=tmp_path, path=saved).close()
+    assert torch.equal(other.weight, model.weight)
+    assert other.table_0.tolist() == [3.0] * 3
+
+
+def test_a_state_that_is_refused_late_leaves_the_random_numbers_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, guard = small(tmp_path)
+    steps(model, guard, 3)
+    guard.close()
+    torch.manual_seed(7)
+    expected = torch.randn(3)
+    torch.manual_seed(7)
+    restored = loop_state.restore_all
+
+    def refuse(state: Any, device: torch.device) -> None:
+        restored(state, device)
+        monkeypatch.undo()
+        raise steadystep.CheckpointError("late")
+
+    monkeypatch.setattr(loop_state, "restore_all", refuse)
+    other = nn.Linear(4, 2)
+    torch.manual_seed(7)
+    with pytest.raises(steadystep.CheckpointError, match="late"):
+        steadystep.Guard.resume(other, torch.optim.AdamW(other.parameters()), run_dir=tmp_path)
+    assert torch.equal(torch.randn(3), expected)
 
 
 def rewritten(tmp_path: Path, **changes: Any) -> tuple[nn.Module, Path]:

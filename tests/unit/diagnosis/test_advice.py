@@ -94,6 +94,8 @@ def test_every_tagged_tip_is_recognized_by_its_words() -> None:
         for tip in tips:
             found = {remedy for remedy, words in WORDS.items() if re.search(words, tip.text)}
             assert found == ({tip.remedy} if tip.remedy else set()), tip.text
+            assert isinstance(tip.remedy, Remedy | None)
+            assert not isinstance(tip.text, Remedy)
 
 
 def test_every_cause_has_advice_and_only_a_healthy_run_has_none() -> None:

@@ -69,6 +69,12 @@ class TestAlone:
             expected = ["healthy"] if detector in forgiven else [cause]
             assert causes(warned=tallies(detector), curve=WELL) == expected, detector
 
+    @pytest.mark.parametrize("detector", ["growing-gradient", "dead-units", "saturated-units", "weight-jump"])
+    @pytest.mark.parametrize(("late", "forgiven"), [(1.9, True), (2.5, False)])
+    def test_a_loss_that_was_halved_speaks_against_some(self, detector: str, late: float, forgiven: bool) -> None:
+        found = causes(warned=tallies(detector), curve=curve(start=4.0, best=late, late=late))
+        assert found == ["healthy" if forgiven else ALONE[detector]]
+
     def test_one_sign_of_the_run_is_enough(self) -> None:
         zeros = Probe(step=9, update_rms=(0.0,) * 3, names=("a", "b", "c"), weight_rms=(0.0,) * 3)
         ln5 = math.log(5)

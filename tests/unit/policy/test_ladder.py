@@ -501,6 +501,11 @@ class TestReplayOnly:
         assert (plan.actions, plan.to, plan.until) == (("rollback", "replay"), 300, 490)
         assert (plan.outside, plan.or_nothing, plan.lr, plan.only_whole) == (True, True, None, False)
 
+    def test_not_before_anything_was_seen(self) -> None:
+        found = diagnosed(STUCK, damage=Damage.WEIGHTS)
+        plan = decide(self.CLOSING, found, budget=Budget(), states=self.STATES, limits=Limits(replays=True))
+        assert plan.proceeds
+
     def test_not_soon_after_a_rollback(self) -> None:
         budget = Budget()
         rolled_back(budget, 400, 300)
@@ -518,6 +523,7 @@ class TestUnderflow:
     def test_only_under_a_scaler_and_without_any_gradient(self) -> None:
         for signals in (replace(self.ZERO, scaled=False), replace(self.ZERO, grad_norm=1e-9)):
             assert decide(signals, self.FOUND, budget=Budget()).proceeds
+        assert decide(self.ZERO, diagnosed(finding("no-learning", "info")), budget=Budget()).proceeds
 
     def test_it_never_ends_a_run(self) -> None:
         budget = skipped(Budget(), *range(481, 500))

@@ -335,6 +335,9 @@ class TestTrusted:
             [State(at) for at in states], before=before, step=step, budget=budget, limits=Limits(), retreats=retreats
         )
         assert [state.step for state in found] == good
+        if retreats:
+            usual = restorable([State(at) for at in states], before=before, step=step, budget=budget, limits=Limits())
+            assert usual == found
 
     def test_how_long_is_a_setting(self) -> None:
         states = [State(300), State(380)]

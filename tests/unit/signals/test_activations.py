@@ -6,6 +6,7 @@ import pickle
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,6 +57,18 @@ def test_saturated_values_are_counted() -> None:
     x = torch.tensor([[-9.0, 0.0], [9.0, 2.0]])
     assert shares(nn.Tanh(), x) == {"Tanh": (0.0, 0.5)}
     assert shares(nn.Sigmoid(), x) == {"Sigmoid": (0.0, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inverse"), [(nn.Tanh, lambda y: torch.atanh(2.0 * y - 1.0)), (nn.Sigmoid, torch.logit)]
+)
+@pytest.mark.parametrize(("share", "saturated"), [(0.009, 1.0), (0.011, 0.0), (0.3, 0.0)])
+def test_saturated_is_within_a_hundredth_of_the_end(
+    kind: type[nn.Module], inverse: Callable[[Tensor], Tensor], share: float, saturated: float
+) -> None:
+    share = share / 2.0 if kind is nn.Tanh else share  # its values lie between -1 and 1
+    x = inverse(torch.tensor([[share, 1.0 - share]] * 16))
+    assert shares(kind(), x) == {kind.__name__: (0.0, saturated)}
 
 
 def test_too_few_examples_say_nothing() -> None:

@@ -45,6 +45,12 @@ class TestCadence:
             statistics.add(batch, step, enough=1)
             assert bool(statistics.waiting) is (step == 0)
 
+    def test_of_two_parts_both_must_come(self) -> None:
+        statistics = BatchStatistics()
+        for step, batch in enumerate(({"x": X, "y": X}, {"x": X}, {"x": X, "y": X})):
+            statistics.add(batch, step, enough=1)
+            assert bool(statistics.waiting) is (step == 0)
+
     def test_each_part_has_numbers_of_its_own(self) -> None:
         statistics = BatchStatistics()
         statistics.add((X, X + 1.0), 0, enough=1)
@@ -72,7 +78,9 @@ def test_the_first_six_of_64_parts() -> None:
     found = batch_tensors([torch.tensor(1.0), *[X.clone().requires_grad_() for _ in range(9)]])
     assert [name for name, _ in found] == [f"[{i}]" for i in range(1, 7)]
     assert not any(tensor.requires_grad for _, tensor in found)
-    assert batch_tensors([0] * 60 + [X])
+    assert batch_tensors([X.to(torch.complex64)]) == []
+    assert batch_tensors([0] * 62 + [X])  # with the list itself 64
+    assert batch_tensors([0] * 63 + [X]) == []
     assert batch_tensors([0] * 80 + [X]) == []
 
 
@@ -90,7 +98,9 @@ class TestLengths:
         rows = torch.zeros(3, 1 << 15)
         rows[1], rows[2] = 1.0, 7.0
         assert part(rows).largest == 1.0
-        assert part(torch.full((2, 1 << 17), 3.0)).largest == 3.0, "one row at least"
+        wide = torch.full((2, 1 << 17), 3.0)
+        wide[1] = 7.0
+        assert part(wide).largest == 3.0, "one row at least, and no more"
 
 
 class TestLabels:
@@ -164,6 +174,8 @@ class TestRows:
     def test_equal_batches_are_repeated_where_each_is_a_new_tensor(self) -> None:
         assert part(X, X.clone()).repeated
         assert not part(X, X).repeated  # the whole data set in one batch
+        assert not part(X.long(), x := X.long(), x).repeated
+        assert part(X.long(), X.long()).repeated
         assert not part(X).repeated
         assert not part(X, X.clone(), X + 1.0, X.clone()).repeated
         assert not part(X, X.flip(0)).repeated

@@ -150,6 +150,7 @@ def test_a_part_that_was_measured_elsewhere_is_taken_over() -> None:
     assert [part.name for part in record.parts] == ["['x']", "['y']"]
     assert fields_of(record.parts[1]) == fields_of(record_of(target))
     assert (record.batches, record.shifted) == (4, False)
+    assert statistics._parts["['y']"] is target, "and not measured again"
 
 
 def test_of_a_large_tensor_the_first_rows_are_measured() -> None:
@@ -198,6 +199,7 @@ def test_the_next_token_is_recognized_from_four_on(width: int, shifted: bool) ->
     batches = [(tokens[:, :-1].clone(), tokens[:, 1:].clone())] * 2
     assert measured(batches).shifted is shifted
     assert not measured([(tokens[:, :-1].clone(), tokens[:, :-1].clone())] * 2).shifted
+    assert not measured([(tokens[:, :-1].clone(), tokens[:, 1:].float())] * 2).shifted
 
 
 def test_sparse_gradients_are_compared_by_what_they_hold() -> None:

@@ -35,11 +35,42 @@ class TestStepResult:
             (result(W, W), {"gradient of b": 64}),
             (result(W[:1], None), {"gradient of a": 64}),
             (result(torch.tensor([3.0, math.nan]), None), {"gradient of a": 7}),
+            (result(torch.nextafter(W, W + 1), None), {"gradient of a": 2}),
+            (result(W[:1].double(), None), {"gradient of a": 64}),
         ],
     )
     def test_the_same_bits(self, other: StepResult, bits: dict[str, int]) -> None:
         assert result(W, None).differing(other) == bits
         assert result(W, None).same(other) is (not bits)
+
+    @pytest.mark.parametrize(
+        ("dtype", "bits"),
+        [(torch.float16, 1), (torch.bfloat16, 1), (torch.float64, 1), (torch.int8, 7), (torch.complex128, 2)],
+    )
+    def test_of_each_width(self, dtype: torch.dtype, bits: int) -> None:
+        one = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(dtype)
+        other = one.clone()
+        other[1, 0] = -other[1, 0]  # one sign, or two; of whole numbers 00000011 becomes 11111101
+        assert result(one.t()).differing(result(other.t())) == {"gradient of a": bits}
+
+    def test_every_sum_over_bits_counts(self) -> None:
+        one, other = torch.tensor(1), torch.tensor(2)
+        mine = result(W, W, sums=[[one, one], [one]])
+        assert mine.same(result(W, W, sums=[[one, one], [one]]))
+        assert not mine.same(result(W, W, sums=[[one, one], [other]]))
+        assert not mine.same(result(W, W, sums=[[one, other], [one]]))
+        with pytest.raises(ValueError, match="zip"):
+            mine.same(result(W, W, sums=[[one, one]]))
+
+    def test_two_steps_of_other_shapes_are_not_compared(self) -> None:
+        with pytest.raises(ValueError, match="zip"):
+            result(W).distances(result(W, losses=(1.0, 2.0)))
+        with pytest.raises(ValueError, match="zip"):
+            result(W).distances(result(W, W))
+        with pytest.raises(ValueError, match="zip"):
+            result(W).near(result(W), [1.0])
+        with pytest.raises(ValueError, match="zip"):
+            result(W, names=()).items()
 
     def test_zeros_of_two_signs_differ_and_a_nan_is_itself(self) -> None:
         assert not result(torch.zeros(2)).same(result(-torch.zeros(2)))
@@ -68,6 +99,8 @@ class TestStepResult:
         assert result(torch.zeros(2), losses=(0.0,)).distances(result(torch.zeros(2), losses=(0.0,))) == [0.0, 0.0]
         assert result(torch.zeros(2), losses=(0.0,)).distances(result(W, losses=(0.0,))) == [0.0, math.inf]
         assert result(W).distances(result(None)) == [0.0, math.inf]
+        assert result(None).distances(result(W)) == [0.0, math.inf]
+        assert result(W * 0.1, losses=(0.5,)).distances(result(W * 0.2, losses=(0.6,))) == pytest.approx([0.2, 1.0])
         assert result(None).distances(result(None)) == [0.0, 0.0]
         assert result(W).distances(result(W[:1])) == [0.0, math.inf]
         assert result(W).distances(result(W * math.nan)) == [0.0, math.inf]
@@ -84,6 +117,8 @@ class TestLearningRates:
         a, b = nn.Parameter(W.clone()), nn.Parameter(W.clone())
         optimizer = torch.optim.SGD([{"params": [a], "lr": 0.3}, {"params": [b]}], lr=0.1)
         assert learning_rates(optimizer) == ([0.3, 0.1], [], 0.0)
+        optimizer.param_groups[1]["initial_lr"] = 0.4
+        assert learning_rates(optimizer)[2] == 0.4
         optimizer.param_groups[0]["initial_lr"] = 0.5
         optimizer.param_groups[1]["max_lr"] = 2
         assert learning_rates(optimizer)[2] == 2.0

@@ -311,6 +311,12 @@ def test_tied_tables_come_once_and_what_is_not_trained_not_at_all() -> None:
     assert_same(before, {name: b.clone() for name, b in model.named_buffers()})
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+def test_only_tables_of_real_numbers_are_measured(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, dtype=dtype))
+    assert list(rows(model)) == (["0"] if dtype is torch.float32 else [])
+
+
 def test_many_tables_are_sampled_from_first_to_last() -> None:
     names = list(rows(nn.Sequential(*(nn.Embedding(2, 1) for _ in range(130)))))
     assert (len(names), names[0], names[-1]) == (64, "0", "129")

@@ -62,6 +62,7 @@ class TestLookingAhead:
             (lambda: (attention(is_causal=True), attention()), ""),
             (lambda: nn.MultiheadAttention(4, 2)(SQUARE, SQUARE, SQUARE), "multi_head_attention_forward"),
             (lambda: SQUARE.softmax(-1), "softmax"),
+            (lambda: SQUARE.expand(3, 2, 4, 4).softmax(-1), "softmax"),  # in several heads
             (lambda: SQUARE[:, :3, :3].softmax(-1), ""),  # three positions may be anything
             (lambda: SQUARE[:, :3].softmax(-1), ""),
             (lambda: SQUARE[0, 0].softmax(-1), ""),
@@ -81,6 +82,7 @@ class TestLookingAhead:
             (lambda: recurrent(nn.RNN, bidirectional=True, nonlinearity="relu"), "bidirectional rnn_relu"),
             (lambda: recurrent(nn.GRU, batch_first=True), ""),
             (lambda: recurrent(nn.LSTM), ""),
+            (lambda: nn.EmbeddingBag(4, 2, include_last_offset=True)(LABELS, LABELS[:2]), ""),
         ],
     )
     def test_by_attention_or_in_both_directions(self, work: Callable[[], Any], ahead: str) -> None:
@@ -89,13 +91,13 @@ class TestLookingAhead:
 
 class TestParameters:
     def test_computed_with(self) -> None:
-        one, other, frozen = (nn.Parameter(torch.ones(2)) for _ in range(3))
+        one, other, frozen, counted = (nn.Parameter(torch.ones(2)) for _ in range(4))
         frozen.requires_grad_(False)
 
         def work() -> None:
             torch.stack([one, one * 1.0])
             frozen.sum()
-            other.argmax()
+            counted.argmax()
             with torch.no_grad():
                 other.max(0)
                 one.sum()
@@ -215,6 +217,12 @@ class TestCalls:
         alone = call(lambda: F.l1_loss(output, zeros(output)))
         assert alone.target is None
         torch.testing.assert_close(alone.given, output.detach())
+        constant = call(lambda: F.mse_loss(X - Y, zeros(X)))
+        assert constant.target is not None
+        torch.testing.assert_close((constant.given, constant.target), (X, Y))
+        computed = call(lambda: F.mse_loss(output, Y * 2.0))
+        assert computed.target is not None
+        torch.testing.assert_close((computed.given, computed.target), (output.detach(), Y * 2.0))
         labels = call(lambda: F.binary_cross_entropy(X.sigmoid(), zeros(X)))  # of which all may be zero
         assert labels.target is not None
 
@@ -225,6 +233,8 @@ class TestCalls:
             (lambda: F.cross_entropy(X, LABELS, torch.ones(4)), True),
             (lambda: F.cross_entropy(X, LABELS, weight=torch.ones(4)), True),
             (lambda: F.cross_entropy(X, LABELS, None), False),
+            (lambda: torch.binary_cross_entropy_with_logits(X, Y, torch.ones(4)), True),
+            (lambda: torch.binary_cross_entropy_with_logits(X, Y), False),
             (lambda: F.binary_cross_entropy_with_logits(X, Y, pos_weight=torch.ones(4)), True),
             (lambda: F.margin_ranking_loss(X[:, 0], Y[:, 0], torch.ones(6)), False),
         ],
@@ -293,6 +303,8 @@ class TestByHand:
             lambda o: (o - Y).square().amax(),
             lambda o: ((o - Y).square() * torch.ones(4)).mean(),  # weights
             lambda o: (o - Y).square().mean(1),
+            lambda o: (o - Y).pow(3).mean(),
+            lambda o: ((o - Y) ** 4).mean(),
             lambda o: (o - Y).exp().mean(),
             lambda o: ((o - Y).square() * 2.0)[0, 0],
             lambda o: (o - 1.0).square().mean(),
@@ -301,6 +313,21 @@ class TestByHand:
     )
     def test_what_is_none(self, work: Callable[[Tensor], Any]) -> None:
         assert heard(lambda: work(out())).calls == []
+
+    def test_of_two_samples(self) -> None:
+        output = out()[:2]
+        assert call(lambda: (output - Y[:2]).square().mean(1).mean()).value == pytest.approx(
+            (output - Y[:2]).square().mean().item()
+        )
+
+    def test_of_three_terms_the_outputs_are_on_one_side(self) -> None:
+        output, other = out(), out()
+        constant = call(lambda: ((output - X) - Y).square().mean())
+        assert constant.target is not None
+        torch.testing.assert_close((constant.given, constant.target), (output.detach(), X + Y))
+        both = call(lambda: ((output - X) - other).square().mean())
+        assert both.target is not None
+        torch.testing.assert_close((both.given, both.target), ((output - X).detach(), other.detach()))
 
     def test_without_data_the_side_with_a_gradient_is_the_output(self) -> None:
         output = out()

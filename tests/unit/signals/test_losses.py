@@ -47,11 +47,26 @@ class TestLossesOf:
         last = logits.movedim(1, -1)
         assert found(last, labels)["cross-entropy"] == pytest.approx(functional.cross_entropy(logits, labels).item())
 
+    def test_a_class_for_every_pixel(self) -> None:
+        logits, labels = torch.randn(2, 4, 3, 5, generator=RNG), torch.randint(4, (2, 3, 5), generator=RNG)
+        assert found(logits, labels)["cross-entropy"] == pytest.approx(functional.cross_entropy(logits, labels).item())
+
+    def test_of_outputs_without_classes(self) -> None:
+        assert found(torch.zeros(6), LABELS).keys() == found(torch.zeros(6), LABELS.float()).keys()
+        assert "broadcast mse" not in found(torch.zeros(6), torch.zeros(6))
+        assert "broadcast mse" not in found(torch.zeros(6, 1, 2), torch.zeros(6))
+        assert found(torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.bool)).keys() == {
+            *("bce with logits", "bce", "mse", "l1", "huber", "sum of squares")
+        }
+
     def test_labels_that_are_ignored_or_wrong(self) -> None:
         some = LABELS.clone()
         some[:2] = -100
         assert found(LOGITS, some)["cross-entropy"] == pytest.approx(functional.cross_entropy(LOGITS, some).item())
         assert found(LOGITS, torch.full_like(LABELS, -100))["cross-entropy"] == 0.0
+        one = torch.full_like(LABELS, -100)
+        one[4] = 2
+        assert found(LOGITS, one)["nll"] == pytest.approx(-LOGITS[4, 2].item())
         for wrong in (4, -1):
             some[3] = wrong
             assert math.isnan(found(LOGITS, some)["cross-entropy"])
@@ -90,7 +105,11 @@ class TestDistributions:
         assert is_distribution(shares, 1)
         assert not is_distribution(shares, 0)
         assert not is_distribution(shares, 2)
-        assert not is_distribution(shares * 1.01, 1)
+        for off, near in ((0.9e-3, True), (1.2e-3, False)):
+            assert is_distribution(shares * (1.0 + off), 1) is is_distribution(shares * (1.0 - off), 1) is near
+        assert is_distribution(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 1)
+        assert not is_distribution(torch.tensor([[1, 0], [0, 1]]), 1)
+        assert not is_log_distribution(torch.tensor([[0, -8]]), 1)
         assert not is_distribution(torch.tensor([[1.5, -0.5]]), 1)
         assert not is_distribution(torch.ones(3, 1), 1)
         assert not is_distribution(torch.ones(3, 2, dtype=torch.long), 1)
@@ -137,6 +156,7 @@ class TestMistakes:
             ((6, 1), (6, 1), False),
             ((6, 1, 1), (6,), False),
             ((), (1,), False),
+            ((2, 1), (2,), True),
         ],
     )
     def test_shapes_that_spread(self, left: tuple[int, ...], right: tuple[int, ...], wrong: bool) -> None:
@@ -162,6 +182,8 @@ class TestMistakes:
             ("nll_loss", made("log_softmax"), False),
             ("kl_div", made("softplus", None), True),
             ("mse_loss", made("sigmoid", None), False),
+            ("mse_loss", made("sigmoid", None, before=made("relu", None)), False),
+            ("binary_cross_entropy", made("softmax", before=made("tanh", None)), True),
         ],
     )
     def test_an_activation_too_many(self, loss: str, origin: ActivationOrigin, wrong: bool) -> None:
@@ -189,6 +211,12 @@ class TestMistakes:
         square = made("log_softmax", 0, (6, 6))
         assert self.of(call("kl_div", origin=square)) == []
         assert self.of(call("kl_div", origin=square, target=torch.zeros(6, 1))) == ["softmax-axis"]
+        assert self.of(call("kl_div", origin=square, target=None)) == ["softmax-axis"]
+        assert self.of(call("kl_div", origin=made("log_softmax", 0, (6, 6, 2)))) == ["softmax-axis"]
+        assert self.of(call("nll_loss", origin=made("log_softmax", 0, (6, 6)))) == ["softmax-axis"]
+
+    def test_a_distance_without_a_target(self) -> None:
+        assert self.of(call("mse_loss", torch.zeros(6, 1), None)) == []
 
     @pytest.mark.parametrize(
         ("origin", "wrong"),
@@ -261,7 +289,7 @@ class TestCopies:
         images = torch.randn(16, 3, 2, 2, generator=RNG)
         assert self.read((images, images[:, 0, 0, 0])) == ""
 
-    @pytest.mark.parametrize(("off", "found"), [(5e-7, "feature 1 of the input"), (2e-6, "")])
+    @pytest.mark.parametrize(("off", "found"), [(7e-7, "feature 1 of the input"), (1.4e-6, "")])
     def test_equal_to_a_millionth_of_the_largest(self, off: float, found: str) -> None:
         given = torch.randn(16, 3, generator=RNG).clamp(-1.0, 1.0) * 2.0
         target = given[:, 1].clone()
@@ -283,6 +311,17 @@ class TestCopies:
         given = torch.randn(16, 3, generator=RNG)
         given[:, 2] = 0.5
         assert self.read((given, torch.full((16,), 0.5))) == ""
+        assert self.read((torch.full((16, 3), 0.5), torch.full((16,), 0.5))) == ""
+
+    def test_what_is_found_is_found_again_until_a_batch_speaks_against_it(self) -> None:
+        copies, home = Copies(), torch.device("cpu")
+        for _ in range(3):
+            given = torch.randn(16, 3, generator=RNG)
+            copies.add(given, given[:, 1])
+        for _ in range(2):
+            assert copies.read(*copies.pending(home).tolist()) == "feature 1 of the input"
+        copies.add(given, given[:, 0])
+        assert copies.read(*copies.pending(home).tolist()) == ""
 
     def test_a_batch_of_another_width_does_not_count(self) -> None:
         copies, home = Copies(), torch.device("cpu")

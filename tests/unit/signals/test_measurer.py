@@ -9,7 +9,16 @@ import torch
 import torch._dynamo  # why: the first optimizer imports it, and collecting it after each test takes long
 from torch import Tensor, nn
 
-from steadystep.signals import Gradients, GradientSamples, Inputs, Measurer, StatePeaks, UpdateProbes, WeightNorms
+from steadystep.signals import (
+    Evidence,
+    Gradients,
+    GradientSamples,
+    Inputs,
+    Measurer,
+    StatePeaks,
+    UpdateProbes,
+    WeightNorms,
+)
 from steadystep.signals.measurer import Transfer
 from steadystep.snapshots.buffers import Buffers
 
@@ -65,7 +74,14 @@ def net() -> nn.Sequential:
 class Bench:
     """A model after one backward pass, and its measurer."""
 
-    def __init__(self, model: nn.Module | None = None, *, lrs: tuple[Any, ...] = (0.1,), watched: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        lrs: tuple[Any, ...] = (0.1,),
+        watched: bool = True,
+        evidence: Evidence | None = None,
+    ) -> None:
         self.model = net() if model is None else model
         params = list(self.model.parameters())
         groups = [{"params": params[i :: len(lrs)], "lr": lr} for i, lr in enumerate(lrs)]
@@ -83,6 +99,7 @@ class Bench:
             self.inputs,
             WeightNorms(gradients) if watched else None,
             StatePeaks(gradients, self.optimizer, lambda: self.kept) if watched else None,
+            evidence,
         )
         self.x = torch.linspace(-1.0, 2.0, 24).reshape(8, 3)
         self.forward()
@@ -214,6 +231,70 @@ class TestMeasure:
         bad = bench.look(measured=[torch.tensor(math.nan)] * 6).signals
         assert math.isnan(bad.grad_norm), "they are not looked at again"
 
+    def test_what_is_not_said_of_a_step(self) -> None:
+        signals = Bench().look().signals
+        assert (signals.repeatable, signals.refused_in_a_row, signals.initial) == (False, 0, None)
+        assert (signals.batch, signals.outputs, signals.probe) == (None, None, None)
+
+    def test_without_a_gradient_and_with_a_single_one(self) -> None:
+        bench = Bench(nn.Linear(3, 1, bias=False))
+        view = bench.look()
+        assert view.stacked.tolist() == list(view.signals.norms) == [view.norms[0].item()]
+        bench.model.weight.grad = None
+        view = bench.look()
+        assert (view.signals.names, view.signals.norms, view.signals.grad_norm, view.stacked) == ((), (), 0.0, None)
+
+    def test_norms_and_a_scale_on_several_devices(self) -> None:
+        view = Bench().look(scale=away(4.0))
+        assert (view.stacked, view.signals.scale) == (None, 4.0)
+
+    def test_the_weights_as_they_were_before_the_first_update(self) -> None:
+        bench = Bench()
+        found = [bench.look(step).signals.initial for step in range(8)]
+        assert found[1:] == [None] * 7
+        assert found[0].names == tuple(bench.named)
+        for name, rms, std in zip(found[0].names, found[0].rms, found[0].std, strict=True):
+            weight = bench.named[name].detach()
+            assert rms == pytest.approx(weight.square().mean().sqrt().item()), name
+            assert std == pytest.approx(weight.std(correction=0).item()), name
+        bench = Bench()
+        bench.measurer.over_ranks = lambda names, norms: dict(zip(names, norms, strict=True))
+        assert bench.look(0).signals.initial is None, "a rank may hold a part only"
+        assert bench.look(7).signals.weight_norms == ()
+        assert Bench(watched=False).look(0).signals.initial is None
+
+    def test_state_is_not_measured_unless_asked_for(self) -> None:
+        bench = Bench(watched=False)
+        bench.optimizer.step()
+        assert bench.look(7).signals.state_peaks == ()
+
+    def test_evidence_comes_behind_probes_and_first_batches(self) -> None:
+        bench = Bench(evidence=Evidence())
+        records = [bench.look(step, batches=[bench.x]).signals for step in range(17)]
+        assert [signals.batch is not None for signals in records] == [False] * 15 + [True] * 2
+        assert [signals.inputs is not None for signals in records] == [step == 3 for step in range(17)]
+        described = records[16].batch
+        assert (described.batches, described.parts[0].shape) == (17, (3,))
+        assert described.parts[0].mean == pytest.approx(bench.x.mean().item())
+
+    def test_buffers_that_the_forward_pass_leaves_alone_go_quiet(self) -> None:
+        bench = Bench(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+        bench.model[2].register_buffer("table", torch.ones(2))
+        bench.buffers = Buffers(bench.model)
+        bench.measurer._buffers = bench.buffers
+        bench.forward()
+        assert bench.look(0).signals.buffers == ("1.running_mean", "1.running_var", "2.table")
+        bench.forward()
+        assert bench.look(5).signals.buffers == ("1.running_mean", "1.running_var")
+
+    def test_the_size_of_a_batch_that_stays_on_the_host(self) -> None:
+        bench, transfer = Bench(), Transfer()
+        size, place = bench.measurer._ask_batch([bench.x], torch.device("cuda"), 3, transfer)
+        assert (size, place, len(transfer)) == (pytest.approx(bench.x.square().mean().sqrt().item()), None, 0)
+        assert bench.measurer._ask_batch([bench.x], torch.device("cpu"), 3, transfer) == (None, 0)
+        assert bench.measurer._ask_batch([None], torch.device("cpu"), 3, transfer) == (None, None)
+        assert len(transfer) == 1
+
     def test_norms_alone(self) -> None:
         bench = Bench()
         found = [norm.item() for norm in bench.measurer.norms()]
@@ -279,6 +360,23 @@ class TestTrouble:
         assert view.signals.grad_norm == pytest.approx(math.hypot(*view.signals.norms))
         assert view.norms[1].item() == pytest.approx(1.2e5)
         assert view.stacked is None
+
+    def test_finite_gradients_are_not_measured_again(self) -> None:
+        view = Bench().look(losses=[torch.tensor(math.nan)])
+        assert view.stacked is not None
+        assert math.isfinite(view.signals.grad_norm)
+
+    @pytest.mark.parametrize(("loss", "bad"), [(1.0, ()), (math.nan, ("1.table",))])
+    def test_a_quiet_buffer_that_is_not_finite_counts_where_the_step_is_spoiled(
+        self, loss: float, bad: tuple[str, ...]
+    ) -> None:
+        bench = Bench(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+        bench.model[1].register_buffer("table", torch.ones(2))
+        bench.buffers = bench.measurer._buffers = Buffers(bench.model)
+        bench.forward()
+        bench.look(0)
+        bench.model[1].table.data[0] = math.inf  # by something else than an operation of torch
+        assert bench.look(27, losses=[torch.tensor(loss)]).signals.bad_buffers == bad
 
     def test_a_gradient_that_turned_sparse(self) -> None:
         bench = Bench(nn.Linear(3, 4))
@@ -354,6 +452,7 @@ class TestGradientSamples:
         samples = GradientSamples(10)
         assert [step for step in range(450) if samples.due(step)] == [10, 100, 200, 300, 400]
         assert not any(GradientSamples(None).due(step) for step in range(450))
+        assert [step for step in range(31) if GradientSamples(1).due(step)] == [1, 10, 20, 30]
 
     def test_all_of_small_ones_and_a_sample_of_large_ones(self) -> None:
         taken = GradientSamples(1).take(
@@ -372,6 +471,9 @@ class TestGradientSamples:
         assert taken["half"].tolist() == [1.0, 1.0]
         assert taken["half"].dtype == "float32"
         assert GradientSamples(1).take([], []) == {}
+        assert GradientSamples(1).take(["a"], [torch.ones(2)])["a"].tolist() == [1.0, 1.0]
+        with pytest.raises(ValueError, match="zip"):
+            GradientSamples(1).take(["a"], [])
 
     def test_of_many_tensors_evenly_chosen_ones(self) -> None:
         for count, stride in ((31, 1), (32, 1), (33, 2), (64, 2), (65, 3)):
@@ -393,6 +495,19 @@ class TestWeightNorms:
         found = [norm.item() for norm in norms.measure()]
         assert norms.names() == ("0.weight", "0.bias", "1.bias", "2.weight")
         assert found == pytest.approx([dict(model.named_parameters())[name].norm().item() for name in norms.names()])
+
+    @pytest.mark.parametrize("odd", [torch.zeros(0), torch.ones(2, dtype=torch.complex64)], ids=["empty", "complex"])
+    def test_a_beginning_is_of_all_weights_or_of_none(self, odd: Tensor) -> None:
+        model = net().half()
+        norms = WeightNorms(Gradients(model, torch.optim.SGD(model.parameters())))
+        stats = norms.read([value.item() for value in norms.begin()])
+        weight = model[0].weight.detach().float()
+        assert stats.rms[0] == pytest.approx(weight.square().mean().sqrt().item(), rel=1e-3)
+        assert stats.std[0] == pytest.approx(weight.std(correction=0).item(), rel=1e-3)
+        model.odd = nn.Parameter(odd)
+        norms = WeightNorms(Gradients(model, torch.optim.SGD(model.parameters())))
+        assert len(norms.measure()) == 7
+        assert norms.begin() == []
 
     def test_what_cannot_be_measured_is_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = net()

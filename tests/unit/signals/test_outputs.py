@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from steadystep.records import OutputStats
 from steadystep.signals import Gradients, outputs
+from steadystep.signals.loss_calls import LossRecorder
 from steadystep.signals.outputs import TARGET, Evidence, Outputs
 
 RNG = torch.Generator().manual_seed(0)
@@ -75,6 +76,34 @@ class TestValues:
         assert (found.largest, found.shape) == (pytest.approx(first.max().item()), (8, 2))
         assert [name for name, _ in found.losses] == [f"mse of {TARGET}"]  # that of the call; none is computed
 
+    def test_of_a_huge_row_one_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outputs, "MOST", 1)
+        model = nn.Linear(3, 2)
+        rising = X.sort(0).values * 0.0 + torch.arange(8.0)[:, None]
+        assert seen(model, lambda: model(rising)).largest == pytest.approx(model(rising)[0].max().item())
+
+    def test_losses_are_computed_up_to_a_million_elements(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = nn.Linear(3, 2)
+        for most, known in ((16, True), (15, False)):
+            monkeypatch.setattr(outputs, "MOST", most)
+            found = seen(model, lambda: functional.mse_loss(model(X), Y), (X, Y))
+            assert ("mse of [1]" in dict(found.losses)) is known
+
+    def test_of_several_outputs_the_faintest(self) -> None:
+        model = Several()
+        found = seen(model, lambda: model(X))
+        other = model(X)[1]
+        expected = other.var(0, correction=0).mean().sqrt() / other.square().mean().sqrt()
+        assert found.faintest == pytest.approx(expected.item())
+
+    def test_the_sharpest_of_the_softmaxes_inside(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 5), nn.Softmax(1), nn.Linear(5, 6), nn.Softmax(1))
+        with torch.no_grad():
+            model[0].weight.mul_(20.0)
+        found = seen(model, lambda: model(X))
+        assert found.sharpest == pytest.approx(model[:2](X).amax(1).mean().item())
+        assert found.sharpest > model(X).amax(1).mean().item()
+
     def test_calls_of_one_pass(self) -> None:
         model = nn.Linear(3, 2)
         found = seen(model, lambda: model(X) + model(2.0 * X))
@@ -96,6 +125,17 @@ class TestValues:
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         found = seen(model, lambda: model[1](model[0](X)))
         assert found.shape == (8, 2)
+
+
+class Several(nn.Module):
+    """Returns a second output that hardly depends on the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.main(x), self.other(0.001 * x)
 
 
 class Flat(nn.Module):
@@ -133,6 +173,13 @@ class TestLosses:
         model = nn.Linear(3, 2)
         found = seen(model, lambda: functional.cross_entropy(model(X), LABELS, weight=torch.ones(2)))
         assert (found.kind, found.terms) == ("", 1)
+        assert all(name.endswith(" of ['input']") or name.endswith(f" of {TARGET}") for name, _ in found.losses)
+        assert f" of {TARGET}" not in dict(found.losses)
+
+    def test_what_the_model_is_given_may_be_the_target(self) -> None:
+        model = nn.Linear(3, 3)
+        found = seen(model, lambda: functional.mse_loss(model(X), X + 1.0))
+        assert dict(found.losses)["mse of ['input']"] == pytest.approx((model(X) - X).square().mean().item())
 
     def test_who_gives_no_batch_is_heard(self) -> None:
         model = nn.Linear(3, 2)
@@ -235,6 +282,13 @@ class TestLosses:
         model = nn.Linear(3, 2)
         found = seen(model, lambda: -model(X).log_softmax(1).gather(1, LABELS.unsqueeze(1)).mean())
         assert found.policy
+
+        def both() -> Tensor:
+            log = model(X).log_softmax(1)
+            return functional.nll_loss(log, LABELS) + log.gather(1, LABELS[:, None]).sum()
+
+        assert not seen(model, both).policy
+        assert not seen(model, lambda: model(X).sum()).policy
         assert not seen(model, lambda: functional.cross_entropy(model(X), LABELS)).policy
 
 
@@ -262,6 +316,12 @@ class TestParameters:
             return model[1](hidden).mean()
 
         assert seen(model, loss).unlinked == ("0.weight",)
+
+
+class OwnOrder(nn.Linear):
+    """Says `batch_first` of something else."""
+
+    batch_first = False
 
 
 class Scaled(nn.Module):
@@ -293,8 +353,22 @@ class TestHooks:
         monkeypatch.undo()
         with watch.seeing(None, 8):
             assert not model._forward_hooks
+            assert LossRecorder.at_work == 0
             model(X)
         assert (watch.waiting, told) == ([], [True, True])
+
+    def test_no_mode_is_on_the_stack_where_something_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch = watch_of(nn.Linear(3, 2))
+        monkeypatch.setattr(outputs, "compiles", lambda: True)
+        with watch.seeing(None, 4):
+            assert LossRecorder.at_work == 0
+
+    def test_a_child_whose_numbers_may_not_leave_is_no_output(self) -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        watch = watch_of(model)
+        with watch.seeing(None, 4):
+            torch.func.vmap(model[0])(X)
+        assert watch.waiting == []
 
     def test_the_fast_path_of_attention_is_left_alone(self) -> None:
         model: Any = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2))
@@ -314,6 +388,7 @@ class TestHooks:
             (nn.TransformerEncoderLayer(4, 2, 8), ("0", "0.self_attn")),
             (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), ()),
             (nn.Linear(4, 2), ()),
+            (OwnOrder(4, 2), ()),
         ],
     )
     def test_modules_that_want_time_first(self, module: nn.Module, misread: tuple[str, ...]) -> None:

@@ -131,3 +131,41 @@ def test_what_the_loop_has_run_is_not_listened_to_twice() -> None:
         bench.loss()
     assert (bench.hooks, len(bench.outputs.waiting), bench.activations.modules) == (0, 1, ("1",))
     assert bench.probes.due(8)
+
+
+def test_a_pass_whose_numbers_may_not_leave_is_let_by() -> None:
+    bench = Bench()
+    bench.probes.expect(4)
+    torch.func.vmap(bench.model)(torch.ones(2, 32, 3))
+    assert (bench.hooks, bench.activations.modules) == (1, ())
+    bench.loss()
+    bench.probes.conclude()
+    assert bench.largest == pytest.approx(bench.model(X).max().item())
+
+
+def test_a_replica_that_runs_beside_the_first_pass_begins_no_other() -> None:
+    bench = Bench()
+    bench.probes.expect(4)
+    (tell,) = bench.model._forward_pre_hooks.values()
+    bench.loss()
+    tell(bench.model, (X,))
+    assert bench.activations.modules == ("1",), "they are not forgotten"
+    bench.probes.conclude()
+    assert bench.largest == pytest.approx(bench.model(X).max().item())
+
+
+def test_what_was_kept_of_a_pass_is_let_go_of() -> None:
+    bench = Bench()
+    bench.probes.expect(4)
+    bench.loss()
+    bench.probes.conclude((X, LABELS))
+    assert bench.outputs._kept is None
+    bench.outputs.clear()
+    with bench.probes.watching((X, LABELS), 5):  # the guard runs this one: it is not taken for the loop's
+        bench.loss()
+    found = bench.outputs.read(bench.outputs.waiting[0].tolist())
+    assert found.step == 5
+    assert "cross-entropy of [1]" in dict(found.losses)
+    with bench.probes.watching():
+        bench.loss()
+    assert bench.outputs.read(bench.outputs.waiting[0].tolist()).step == 0

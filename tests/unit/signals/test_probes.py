@@ -122,7 +122,9 @@ def test_cadence() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probes = UpdateProbes(Gradients(model, optimizer), optimizer)
-    assert [s for s in range(300) if probes.due(s)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert [s for s in range(400) if probes.due(s)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 384]
+    odd = UpdateProbes(Gradients(model, optimizer), optimizer, every=100)
+    assert [s for s in range(301) if odd.due(s)] == [1, 2, 4, 8, 16, 32, 64, 100, 200, 300]
 
 
 def test_sgd_has_no_moments_and_missing_gradients_are_left_out() -> None:
@@ -199,6 +201,50 @@ def test_a_tensor_that_cannot_be_sampled_costs_the_probe_and_not_the_step() -> N
     probes.before()
     probes.after(2)
     assert probes.read([]) is None
+
+
+def test_a_probe_that_fails_leaves_nothing_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
+    update(model, optimizer, model(torch.randn(2, 100)).sum(), probes, 1)
+    probes.before()
+    lots = list(probes._lots)
+    probes.cancel()
+    assert all(lot._before is None for lot in lots), "the samples are let go of"
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    for method in ("remember", "measure"):
+        probes.before()
+        with monkeypatch.context() as patch:
+            patch.setattr(f"steadystep.signals.samples.Lot.{method}", fail)
+            if method == "remember":
+                probes.before()
+            probes.after(2)
+        probes.after(3)
+        assert probes.waiting == [], method
+    model.extra = nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [model.extra]})
+    model.extra.grad = torch.ones(3)
+    with monkeypatch.context() as patch:
+        patch.setattr("steadystep.signals.probes.Lot", fail)
+        probes.before()
+    probes.before()
+    probes.after(4)
+    assert probes.waiting == [], "nothing was planned"
+
+
+def test_a_parameter_that_takes_the_place_of_another_is_measured() -> None:
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probes = UpdateProbes(Gradients(model, optimizer), optimizer)
+    update(model, optimizer, model(torch.randn(2, 3)).sum(), probes, 1)
+    model.weight = nn.Parameter(torch.full((2, 3), 5.0))
+    optimizer.param_groups[0]["params"] = [model.weight]
+    record = update(model, optimizer, model(torch.zeros(2, 3)).sum(), probes, 2)
+    assert (record.step, record.names, record.weight_rms) == (2, ("weight",), (5.0,))
 
 
 def test_nothing_is_changed_and_nothing_kept() -> None:

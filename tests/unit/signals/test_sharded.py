@@ -174,3 +174,16 @@ def test_gradients_that_are_not_reduced_yet(several: bool, monkeypatch: pytest.M
     assert len(found) == (8 if several else 4)
     monkeypatch.delitem(sys.modules, "torch.distributed.fsdp")
     assert list(unreduced_in(model)) == []
+
+
+def test_a_gradient_that_was_written_has_another_version(runs: list[Run]) -> None:
+    for run in runs:
+        grad = run.model[0].weight.grad
+        seen = [run.gradients.versions()]
+        grad.mul_(2.0)  # by the loop
+        seen.append(run.gradients.versions())
+        getattr(grad, "to_local", lambda grad=grad: grad)().mul_(2.0)  # by FSDP2
+        seen.append(run.gradients.versions())
+        totals = [versions[0] for versions in seen]
+        assert None not in totals
+        assert totals == sorted(set(totals))

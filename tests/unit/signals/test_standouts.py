@@ -57,6 +57,59 @@ def test_no_more_steps_are_called_than_the_budget_has(losses: list[float], every
     assert called <= len(losses) / every
 
 
+def calm(standouts: Standouts, steps: int) -> None:
+    for step in range(steps):
+        assert not standouts.call(of_step(step, 1.0))
+        standouts.learn(of_step(step, 1.0))
+
+
+def test_up_to_four_calls_are_saved_up() -> None:
+    standouts = Standouts(4)
+    calm(standouts, 70)
+    # every step is larger than all before; a call costs 1, a step brings a quarter
+    called = [standouts.call(of_step(70 + i, 2.0)) for i in range(13)]
+    assert called == [True] * 5 + [False] * 3 + [True] + [False] * 3 + [True]
+
+
+@pytest.mark.parametrize("every", [64, 128])
+def test_nothing_is_saved_up_at_the_start(every: int) -> None:
+    standouts = Standouts(every)
+    calm(standouts, 70)
+    called = [standouts.call(of_step(70 + i, 2.0)) for i in range(every)]
+    assert called.index(True) == (0 if every == 64 else 127 - 70)
+
+
+@pytest.mark.parametrize(("steps", "called"), [(63, False), (64, True)])
+def test_nothing_is_called_before_64_steps_are_known(steps: int, *, called: bool) -> None:
+    standouts = Standouts(20)
+    calm(standouts, steps)
+    assert standouts.call(of_step(steps, math.nan)) is called
+
+
+@pytest.mark.parametrize("loss", [-1.0, 1.0])
+def test_limits_last_for_64_to_128_steps(loss: float) -> None:
+    standouts = Standouts(1)
+    for step in range(64):
+        standouts.learn(of_step(step, loss if step else loss + 0.5))
+        standouts.call(of_step(step, loss))
+    for step in range(64, 128):
+        standouts.learn(of_step(step, loss))
+        assert not standouts.call(of_step(step, loss + 0.5))
+        assert standouts.call(of_step(step, loss + 0.6))
+    standouts.learn(of_step(128, loss))
+    assert standouts.call(of_step(129, loss + 0.5))
+
+
+def test_what_was_not_seen_lately_is_compared_with_what_was_before() -> None:
+    standouts = Standouts(1)
+    for step in range(70):
+        products = [("a", 1.0)] if step < 64 else []
+        standouts.learn(of_step(step, 1.0), products)
+        standouts.call(of_step(step, 1.0))
+    assert not standouts.call(of_step(70, 1.0), [("a", 2.0), ("new", 9.0)])
+    assert standouts.call(of_step(71, 1.0), [("a", 2.1)])
+
+
 def test_a_wrong_product_is_further_off_than_rounding() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 50, bias=False))
@@ -105,3 +158,50 @@ def test_layers_take_turns() -> None:
         model(torch.ones(1, 2))
         heard.append({*sums.stop()})
     assert heard == [{"0", "4"}, {"1"}, {"2"}, {"3"}]
+
+
+class OwnForward(nn.Linear):
+    """Computes something else than its class does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).relu()
+
+
+def test_only_plain_linear_layers_are_checked() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), OwnForward(2, 2), nn.Conv1d(3, 3, 1))
+    sums = ProductSums(1)
+    sums.look_around(model)
+    sums.listen(0)
+    sums.listen(1)  # the pass before was never made
+    model(torch.ones(2, 3, 2))  # of sequences, as of rows
+    heard = sums.stop()
+    assert set(heard) == {"0"}
+    assert 0.0 <= float(heard["0"]) < 1e-5
+    model(torch.ones(2, 3, 2))
+    assert not sums.stop()
+
+
+@pytest.mark.parametrize(("every", "turns"), [(1, 1), (19, 1), (20, 2), (100, 10)])
+def test_turns_by_how_often_a_step_is_computed_again(every: int, turns: int) -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(30)))
+    sums = ProductSums(every)
+    sums.look_around(model)
+    sums.listen(0)
+    model(torch.ones(1, 1))
+    assert len(sums.stop()) == 30 // turns
+
+
+def test_a_not_a_number_in_an_output_is_infinitely_off() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    sums = ProductSums(1)
+    sums.look_around(model)
+    sums.listen(0)
+    model(torch.tensor([[1.0, math.nan]]))
+    assert float(sums.stop()["0"]) == math.inf
+
+
+@pytest.mark.parametrize("short", ["norms", "buffer_peaks"])
+def test_each_number_has_a_name(short: str) -> None:
+    signals = Signals(step=1, loss=1.0, grad_norm=1.0, **{short: (1.0,)})
+    with pytest.raises(ValueError, match="zip"):
+        Standouts(1).learn(signals)

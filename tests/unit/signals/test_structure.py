@@ -71,6 +71,20 @@ class TestStructure:
         plain = of(nn.Linear(1, 1))
         assert (plain.dropout, plain.dropouts, plain.norms, plain.modes, plain.table_rows) == (0.0, (), 0, 0, 0)
 
+    @pytest.mark.parametrize(
+        ("body", "adapter", "frozen"),
+        [
+            (nn.Linear(2, 4), None, True),  # of the same size, and elsewhere
+            (nn.Linear(3, 4), nn.Linear(4, 1, bias=False), True),  # beside it, and of another size
+            (nn.Linear(3, 4), nn.Linear(1, 2, bias=False), False),
+        ],
+    )
+    def test_a_frozen_head_may_have_an_adapter(self, body: nn.Module, adapter: nn.Module | None, frozen: bool) -> None:
+        head = nn.ModuleDict({"base": nn.Linear(4, 2).requires_grad_(False)})
+        if adapter is not None:
+            head = nn.ModuleDict({"lora": adapter, **head})
+        assert of(nn.ModuleDict({"body": body, "head": head})).last_frozen is frozen
+
     def test_precisions(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1).half(), nn.Linear(1, 1, bias=False).bfloat16())
         found = of(model)
@@ -119,6 +133,8 @@ class TestGraph:
         assert left_out(loss, model, {id(b)}, held)["severed"] == ()  # nothing holds it
         assert left_out(loss, model, {id(a)}, held)["unheld"] == ("b.weight",)
         assert left_out(torch.ones(1), model, held, held)["severed"] == ()
+        alone = model["a"](torch.ones(1, 2)).sum()
+        assert left_out(alone, model, set(), held)["unheld"] == ("a.weight",)  # the loss does not depend on the other
 
 
 class TestOutputs:

@@ -261,6 +261,19 @@ class TestEdits:
         assert edits.suspected
         assert [edits.count() for _ in range(2)] == [1, 1]
         assert not edits.suspected
+        optimizer.load_state_dict(optimizer.state_dict())
+        model.load_state_dict(model.state_dict())
+        assert edits.count() == 2, "the weights are the same"
+
+    def test_of_one_weight_and_of_none_that_has_a_norm(self) -> None:
+        one = nn.Linear(2, 1, bias=False)
+        edits, _ = self.edits(one)
+        one.load_state_dict({"weight": torch.ones(1, 2)})
+        assert edits.count() == 1
+        whole = nn.Linear(2, 1, bias=False, dtype=torch.complex64)
+        edits, _ = self.edits(whole)
+        whole.load_state_dict({"weight": torch.ones(1, 2)})
+        assert edits.count() == 0
 
     def test_forgotten_it_is_no_edit(self) -> None:
         model = net()

@@ -18,10 +18,12 @@ class Plain(nn.Module):
             self.register_buffer(name, tensor)
 
 
-def watched(*, written: bool | None = None, restores: bool = True, **tensors: Tensor | None) -> tuple[Plain, Buffers]:
+def watched(
+    *, written: bool | None = None, restores: bool | None = None, **tensors: Tensor | None
+) -> tuple[Plain, Buffers]:
     """Copied once; with `written`, a probe has shown that the forward pass writes all of them, or none."""
     model = Plain(**tensors)
-    buffers = Buffers(model, restores=restores)
+    buffers = Buffers(model) if restores is None else Buffers(model, restores=restores)
     buffers.remember()
     if written is not None:
         buffers.probe(0)
@@ -294,3 +296,10 @@ class TestDamageFromOutside:
         assert buffers.newly_bad([], grave=grave) == (("a",) if grave else ())
         buffers.put_back(outside=False)
         assert bool(model.a.isfinite().all()) is grave  # it is live now, and so restored
+
+    def test_one_that_is_infinite_on_purpose_is_left_alone_when_a_step_is_spoiled(self) -> None:
+        model, buffers = watched(a=torch.ones(2), b=torch.ones(1), written=False)
+        model.a.data[1] = math.inf
+        assert buffers.newly_bad(["a"], grave=False) == ()
+        assert buffers.newly_bad([], grave=True) == ()
+        assert buffers.judged() == ("b",)

@@ -165,12 +165,14 @@ class TestTheUpdatesSince:
         assert missed[0].options == ({"lr": 0.1},)
         assert recovery.missed(5) == ()
 
-    def test_only_what_could_be_replayed(self) -> None:
+    @pytest.mark.parametrize(
+        ("signals", "options", "count"), [(CALM, (), 0), (None, ({"lr": 0.1},), 0), (CALM, ({"lr": 0.1},), 1)]
+    )
+    def test_only_what_could_be_replayed(self, signals: Any, options: Any, count: int) -> None:
         recovery, _, buffer = self.made()
-        outcome = Outcome(step=1, reading=1.0, stepped=True, signals=CALM)
-        recovery.remember((), outcome, updates=1, options=())
-        self.remember(recovery, 1, signals=None)
-        assert buffer.since(0, until=1) == ()
+        outcome = Outcome(step=1, reading=1.0, stepped=True, signals=signals)
+        recovery.remember((), outcome, updates=1, options=options)
+        assert len(buffer.since(0, until=1)) == count
 
     def test_without_a_buffer_nothing_is_remembered(self) -> None:
         recovery = InMemory(Fakes(), {})

@@ -377,6 +377,14 @@ class TestRooms:
                 assert torch.equal(found[key], tensor), key
                 assert found[key].data_ptr() % 64 == 0, key  # vector instructions read it where it is
         assert file.write({}) == {}
+        assert SpillFile(tmp_path).write({}) == {}
+
+    def test_what_is_on_the_host_is_not_copied_first(self) -> None:
+        dense, turned = torch.ones(2, 3), torch.arange(6.0).reshape(2, 3).t()
+        found = storage._on_host({("buffer", "a"): dense, ("buffer", "b"): turned})
+        assert found["buffer", "a"] is dense
+        assert found["buffer", "b"].is_contiguous()
+        assert torch.equal(found["buffer", "b"], turned)
 
     def test_before_the_first_state_nothing_is_compact(self) -> None:
         held = {("state", 1, 0, "m"): torch.zeros(2, dtype=torch.bfloat16)}

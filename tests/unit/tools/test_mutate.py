@@ -1,16 +1,20 @@
 """The tool that breaks the code: what it breaks, and that the list kept by hand speaks of the code of today."""
 
+import ast
 import hashlib
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from tools.mutate.in_place import exchange
 from tools.mutate.mutant import PACKAGE, enclosing_function
 from tools.mutate.operators import mutants_of
 from tools.mutate.promises import StaleError, entries, located
 from tools.mutate.reach import Reach
 from tools.mutate.sandbox import overlay
+from tools.mutate.verdicts import Verdict, table
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: f"{entry['promise']}-{entry['symbol']}")
@@ -117,6 +121,77 @@ def test_tests_are_found_by_line_and_by_function_once_the_file_has_changed(
     reach = Reach()
     reach.load(["test_any.py"])
     assert reach.of(mutant) == expected
+
+
+def test_what_is_not_decided_is_not_counted_as_caught() -> None:
+    path = "records/signals.py"
+    mutants = mutants_of(path, (PACKAGE / path).read_bytes())[:10]
+    ways = ["killed"] * 6 + ["timeout", "void", "survived", "unreached"]
+    verdicts = {mutant: Verdict(how=how) for mutant, how in zip(mutants, ways, strict=True)}
+    head, row = table(verdicts).splitlines()
+    assert row.split() == ["records", "10", "6", "1", "1", "2", "40.0%"]
+    assert len(row) == len(head)
+    assert sum(verdict.caught for verdict in verdicts.values()) == 6
+
+
+def test_swaps_that_give_the_same_program_are_left_out() -> None:
+    assert broken("x = torch.maximum(a, b)") == broken("x = torch.promote_types(a, b)") == set()
+    assert broken("x = torch.sub(a, b)") == {"x = torch.sub(b, a)"}
+
+
+MODULE = """
+import functools
+LIMIT = 3
+def wrap(function):
+    @functools.wraps(function)
+    def inner(*given):
+        return function(*given)
+    return inner
+class A:
+    field: int = 4
+    @property
+    def size(self):
+        return 5
+    @staticmethod
+    def both(a, b=6, *, c=7):
+        return a + b + c
+@wrap
+def below(x):
+    return x < LIMIT
+def twice(x):
+    def inner(y):
+        return y * 2
+    return inner(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "put", "value"),
+    [
+        ("LIMIT = 3", "LIMIT = 30", "[5, 13, True, 14]"),
+        ("return 5", "return 50", "[50, 13, False, 14]"),
+        ("b=6", "b=60", "[5, 67, False, 14]"),
+        ("c=7", "c=70", "[5, 76, False, 14]"),
+        ("a + b + c", "a + b - c", "[5, -1, False, 14]"),
+        ("x < LIMIT", "x > LIMIT", "[5, 13, True, 14]"),
+        ("y * 2", "y / 2", "[5, 13, False, 3.5]"),
+    ],
+)
+def test_a_broken_function_or_constant_is_put_in_the_place_of_the_whole_one(old: str, put: str, value: str) -> None:
+    module = ModuleType("steadystep.any")
+    module.__file__ = "any.py"
+    exec(compile(MODULE, "any.py", "exec"), vars(module))
+    values = lambda: repr([module.A().size, module.A.both(0), module.below(7), module.twice(7)])  # noqa: E731
+    assert values() == "[5, 13, False, 14]"
+    line = MODULE[: MODULE.index(old)].count("\n") + 1
+    assert exchange(module, ast.parse(MODULE), MODULE.replace(old, put).encode(), line)
+    assert values() == value
+
+
+def test_a_field_of_a_class_is_left_to_the_sandbox() -> None:
+    module = ModuleType("steadystep.any")
+    exec(compile(MODULE, "any.py", "exec"), vars(module))
+    assert not exchange(module, ast.parse(MODULE), MODULE.replace("= 4", "= 40").encode(), 10)
 
 
 def _sources(folder: Path) -> list[Path]:
