@@ -100,6 +100,8 @@ class Cause(StrEnum):
     """The reward rises while what it stands for falls."""
     DEAD_GROUPS = "dead-groups"
     """The rewards inside most groups are equal, so they teach nothing."""
+    BAD_ADVANTAGES = "bad-advantages"
+    """Advantages go against the rewards they are made of, or a few outgrow all others."""
     VALUE_DIVERGENCE = "value-divergence"
     """The value function runs away from the returns."""
     POLICY_COLLAPSE = "policy-collapse"
@@ -275,6 +277,12 @@ POLICY_TIPS: dict[Cause, tuple[Tip, ...]] = {
             "groups with equal rewards give no gradient: filter them and sample again (dynamic sampling), use larger "
             "groups, or prompts whose success rate is neither 0 nor 1"
         ),
+    ),
+    Cause.BAD_ADVANTAGES: (
+        Tip(
+            "check the sign of advantages and of the policy's loss, and that rewards belong to their samples"
+        ),
+        Tip("clip rewards or normalize advantages: a few outliers decide every update"),
     ),
     Cause.VALUE_DIVERGENCE: (
         Tip("lower the critic's learning rate, normalize returns or rewards, and clip value targets"),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.engine.rollouts import PolicyTrial, earns_more
+from steadystep.engine.policy_proof import earns_more
+from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import Ask
 from steadystep.errors import MisuseError
 from steadystep.records import Finding, Signals
