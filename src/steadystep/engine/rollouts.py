@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, final
 
 from steadystep.detectors.policy import policy_metrics
-from steadystep.engine.grader_watch import GraderWatch
+from steadystep.engine.metric_watch import EntropyWatch, GraderWatch
 from steadystep.engine.policy_proof import ROLLOUTS, Scores, better_state
 from steadystep.engine.verdict import Ask, State, Verdict
 from steadystep.policy import Limits, Mode
@@ -41,7 +41,8 @@ _HALF = 0.45  # of what was gained, nearly
 _SAID_AFTER = {"falling": 2, "half": 4, "less": 10}
 """Steps that a fall has to last, by what is lost: most of the gain and falling further, nearly half, less."""
 _MOST = 0.7  # of what was gained
-_ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 40}
+_UNMOVED = 20  # the same while no metric has moved: healthy policies fall for less without a cause
+_ACTED_AFTER = {"again": 0, "cause": 4, "moved": 10, "policy": _UNMOVED, "diverging": 10, "values": 40}
 """The same before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
 _HEALING, _RISING = 0.25, 0.1  # of what was lost: on the way back, and perhaps so
@@ -71,7 +72,7 @@ class PolicyTrial:
         """When a fall began that was said: dips in the time after it are not usual."""
         self._seen: set[str] = set()
         """Names of metrics."""
-        self._grader = GraderWatch()
+        self._grader, self._entropy = GraderWatch(), EntropyWatch()
 
     @property
     def controls(self) -> Controls | None:
@@ -120,15 +121,19 @@ class PolicyTrial:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        if step - self._fell[0] < self._said_after(series, fmean(scores[0])) and not self._alert(step):
+        if step - self._fell[0] < self._said_after(step, series, fmean(scores[0])) and not self._alert(step):
             self.due = step + _SOONEST
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
 
     def hear(self, signals: Signals) -> None:
-        """Take in the reward of a step, looked at or not."""
-        if self.due < math.inf and signals.metrics:
-            self._grader.hear(signals.step, policy_metrics(signals).get("reward"))
+        """Take in reward and entropy of a step, and look at once where the entropy has risen."""
+        if self.due == math.inf or not signals.metrics:
+            return
+        metrics = policy_metrics(signals)
+        self._grader.hear(signals.step, metrics.get("reward"))
+        if self._entropy.hear(signals.step, metrics.get("entropy")):
+            self.due = signals.step
 
     def end(self, verdict: Verdict, states: Sequence[State], mode: Mode) -> Generator[Ask, Any, Verdict]:
         """A stop that puts the best policy in place as well, where rollouts prove it better than the current one."""
@@ -145,12 +150,14 @@ class PolicyTrial:
 
     def _pause(self, step: int, every: int) -> int:
         """Steps to the next look: a metric that has just moved says that the policy may follow."""
-        if self._alert(step, _CLOSEST):
+        if self._alert(step, _CLOSEST) or self._entropy.is_recent(step, _CLOSEST):
             return 1
         return min(every, _SOONEST) if self._alert(step, _WATCHED) or self._grader.is_close(step) else every
 
-    def _said_after(self, series: EarnedSeries, now: float) -> int:
+    def _said_after(self, step: int, series: EarnedSeries, now: float) -> int:
         """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
+        if not self._entropy.is_recent(step, _WATCHED):
+            return _UNMOVED
         lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
         falling = lost > _MOST and further > _AGAIN * series.gained
         return _SAID_AFTER["falling" if falling else "half" if lost > _HALF else "less"]
@@ -234,6 +241,7 @@ class PolicyTrial:
         (since, level), step = self._fell or (signals.step, now), signals.step
         caused = bool(self._causes(step))
         kind = ("diverging" if caused else "values") if self._greedy(series) else "cause" if caused else "policy"
+        kind = "moved" if kind == "policy" and self._entropy.is_recent(step, _WATCHED) else kind
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
         return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (series.best - level)
 

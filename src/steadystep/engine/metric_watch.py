@@ -1,4 +1,4 @@
-"""What the training reward does beside what rollouts earn: a grader that changes, or is exploited from then on."""
+"""Metrics that move before rollouts do, or against them: a grader that changes or is exploited, entropy that rises."""
 
 import math
 from collections.abc import Sequence
@@ -17,6 +17,38 @@ _PRECISE = 0.3  # of what was gained: what rollouts have to be able to show
 _PARTING = 40  # steps after a jump, in which a policy learns what the grader pays for now
 _FEWEST = 6  # readings after it
 _FELL, _CERTAIN = 0.1, 3.0  # of what was gained; standard errors
+_RISEN, _IN_A_ROW = 1.3, 3  # times the largest of the readings before; readings
+
+
+@final
+class EntropyWatch:
+    """Remembers when a policy last became less certain than in any of the 64 readings before, for three in a row.
+
+    Healthy policies fall without it, and most that unlearn do not.
+    """
+
+    def __init__(self) -> None:
+        self._readings: list[float] = []
+        self._rose = -math.inf
+
+    def hear(self, step: int, entropy: float | None) -> bool:
+        """Take in one reading; return whether the entropy has just risen."""
+        if entropy is None:
+            return False
+        known = self._readings
+        known.append(entropy)
+        del known[: -_READINGS - _IN_A_ROW]
+        if len(known) < _READINGS + _IN_A_ROW:
+            return False
+        largest = max(known[:-_IN_A_ROW])
+        if not (largest > 0.0 and min(known[-_IN_A_ROW:]) > _RISEN * largest):
+            return False
+        self._rose = step
+        return True
+
+    def is_recent(self, step: int, within: int) -> bool:
+        """Whether that was not long ago."""
+        return step - self._rose <= within
 
 
 @final
