@@ -56,7 +56,7 @@ class DeadGroups:
         known = self._spreads if len(self._spreads) >= _SPREADS // 2 else []
         usual = fmean(known) if known else 0.0
         solved = not last or metrics["reward"] >= max(last)
-        if solved or not spread <= _GONE * usual:
+        if solved or not (usual > 0.0 and spread <= _GONE * usual):
             # why not a small one of a solved task: it says nothing about how equal bad answers may be
             self._spreads += [] if solved and spread < _NEVER * usual else [*[0.0] * min(self._gone, 1), spread]
             del self._spreads[:-_SPREADS]

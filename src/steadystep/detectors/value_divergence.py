@@ -37,7 +37,9 @@ class ValueDivergence:
         for name, values in self._kept.items():
             if name in metrics:
                 values.append(metrics[name])
-                del values[:-_LONG]
+            elif name == "reward" and values:  # known now and then: the last one holds
+                values.append(values[-1])
+            del values[:-_LONG]
         losses = self._kept["value_loss"]
         if len(losses) < _LONG // 2:
             return ()
@@ -64,7 +66,7 @@ class ValueDivergence:
     def _broke(self) -> bool:
         """Whether errors stay above all before them, and values leave the range they have had."""
         losses, values = self._kept["value_loss"], self._kept["value_mean"]
-        if len(values) < _LONG // 2 or len(self._kept["reward"]) <= _LATEST:
+        if len(values) < _LONG // 2 or len(self._kept["reward"]) < 2 * _RECENT:
             return False
         if min(losses[-_SUDDEN:]) <= _BROKE * max(losses[-_LONG // 2 : -_RECENT]):  # in nearly every step
             return False
@@ -72,10 +74,10 @@ class ValueDivergence:
         return all(abs(value) > _LEFT * largest for value in values[-_LATEST:])
 
     def _risen(self, *, lately: bool) -> bool:
-        """Whether there is a tenth more reward than there was in the long window, or of its range in the last 16."""
+        """Whether there is a tenth more reward than there was in the long window, or of its range in 16 readings."""
         known = self._kept["reward"]
         if lately:
-            rise = fmean(known[-_LATEST:]) - fmean(known[-_RECENT:-_LATEST])
+            rise = fmean(known[-_LATEST:]) - fmean(known[-2 * _RECENT : -_RECENT])
             return rise > 0.1 * (max(known) - min(known))
         before, now = [fmean(part) for part in self._ends("reward") if part] or [0.0, 0.0]
         return now > before + 0.1 * abs(before)
