@@ -279,9 +279,7 @@ POLICY_TIPS: dict[Cause, tuple[Tip, ...]] = {
         ),
     ),
     Cause.BAD_ADVANTAGES: (
-        Tip(
-            "check the sign of advantages and of the policy's loss, and that rewards belong to their samples"
-        ),
+        Tip("check the sign of advantages and of the policy's loss, and that rewards belong to their samples"),
         Tip("clip rewards or normalize advantages: a few outliers decide every update"),
     ),
     Cause.VALUE_DIVERGENCE: (

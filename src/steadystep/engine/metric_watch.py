@@ -9,7 +9,7 @@ from typing import final
 
 from steadystep.records import DetectorName, Finding
 from steadystep.rl import noise_of
-from steadystep.rl.earned_series import SUSPECTED, EarnedSeries
+from steadystep.rl.earned_series import REST, SUSPECTED, EarnedSeries
 
 _READINGS = 64
 _BEFORE = 5  # steps before the readings that a jump is measured from: looks that count as those before it
@@ -80,12 +80,14 @@ class GraderWatch:
         jumped = finding.detector == DetectorName.REWARD_HACKING and finding.severity == "info" and finding.where
         if not jumped:
             return finding
-        self._jump = finding
         since = finding.step if finding.since is None else finding.since
         before = [score for at, score in series.looks[:-1] if at >= since - _BEFORE]
-        visible = 3.0 * series.noise
-        if not before or visible > _PRECISE * series.gained:
+        # why the range: what a greedy policy earns comes and goes, and says nothing about the grader
+        visible = max(3.0 * series.noise, max(before) - min(before)) if before else math.inf
+        # why at rest: rewards of a replay buffer or of the last episodes tell late that the policy has become better
+        if visible > _PRECISE * series.gained or series.rest(since) < REST:
             return finding
+        self._jump = finding
         now, up = series.looks[-1][1], finding.value > (finding.baseline or 0.0)
         moved = now - fmean(before) if up else fmean(before) - now
         if moved > max(SUSPECTED * series.gained, visible):

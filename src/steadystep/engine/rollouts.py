@@ -110,6 +110,7 @@ class PolicyTrial:
         yield from self._pin(series, states)
         found = tuple(self._grader.changed(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
+        self.due = step + self._pause(step, every)
         if (now := scores[0][0]) > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
             return signals, tuple(map(self._unproved, found))
@@ -122,7 +123,7 @@ class PolicyTrial:
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
         if step - self._fell[0] < self._said_after(step, series, fmean(scores[0])) and not self._alert(step):
-            self.due = step + _SOONEST
+            self.due = min(self.due, step + _SOONEST)
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
 
@@ -156,7 +157,7 @@ class PolicyTrial:
 
     def _said_after(self, step: int, series: EarnedSeries, now: float) -> int:
         """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
-        if not self._entropy.is_recent(step, _WATCHED):
+        if not self._moved(step):
             return _UNMOVED
         lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
         falling = lost > _MOST and further > _AGAIN * series.gained
@@ -204,11 +205,19 @@ class PolicyTrial:
             self._warned[found.detector] = step
         return found
 
+    def _moved(self, step: int) -> bool:
+        """Whether a fall is more than the noise of small batches: the policy has lost certainty, or is a greedy one."""
+        return self._entropy.is_recent(step, _WATCHED) or self._of_values
+
+    @property
+    def _of_values(self) -> bool:
+        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY)
+
     def _greedy(self, series: EarnedSeries) -> bool:
         """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
         fell = int(series.looks[-1][0]) if self._fell is None else self._fell[0]
         settled = series.rest(self._before(fell)) >= _SETTLED
-        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY) and not settled
+        return self._of_values and not settled
 
     @property
     def _suspicious(self) -> float:
@@ -241,7 +250,7 @@ class PolicyTrial:
         (since, level), step = self._fell or (signals.step, now), signals.step
         caused = bool(self._causes(step))
         kind = ("diverging" if caused else "values") if self._greedy(series) else "cause" if caused else "policy"
-        kind = "moved" if kind == "policy" and self._entropy.is_recent(step, _WATCHED) else kind
+        kind = "moved" if kind == "policy" and self._moved(step) else kind
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
         return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (series.best - level)
 
