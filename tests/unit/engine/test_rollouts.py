@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import steadystep
 from steadystep.engine.metric_watch import GraderWatch
 from steadystep.engine.rollouts import PolicyTrial
-from steadystep.engine.verdict import Ask
+from steadystep.engine.verdict import Ask, Verdict
 from steadystep.errors import MisuseError
-from steadystep.records import Finding, Signals
+from steadystep.records import Finding, Plan, Signals
 from steadystep.rl import Controls
 from steadystep.rl.earned_series import EarnedSeries
 
@@ -356,3 +356,34 @@ def test_who_only_rises_has_no_dips_and_rests_no_longer_than_it_lived(scores: li
     assert series.usual_dip(since) <= 1e-12
     assert 0 <= series.rest(since) <= sum(at <= since - 10 for at, _ in series.looks)
     assert series.patience(since) in (0, since)
+
+
+def ended(*actions: Any, mode: Any = "autopilot", now: float = 0.5, best: float = 0.9) -> Plan:
+    """The plan for a stop of a policy that earns `now`, and whose state at step 59 earned `best`."""
+    trial, controls = PolicyTrial(), Controls(evaluate=lambda: 0.0)
+    for step in range(0, 100, 5):
+        controls.add_look(step, best if 55 <= step <= 65 else 0.5)
+    trial.controls = controls
+    verdict = Verdict(Signals(step=100, loss=float("nan"), grad_norm=1.0), plan=Plan(actions=actions))
+    ending, answer = trial.end(verdict, [KeptState(19), KeptState(59), KeptState(99)], mode), None
+    try:
+        while True:
+            ask = ending.send(answer)
+            assert [state.step for state in ask.states] == [59]
+            answer = [[worth + 0.001 * i for i in range(ask.rollouts)] for worth in (now, best)]
+    except StopIteration as end:
+        plan: Plan = end.value.plan
+        return plan
+
+
+def test_a_stop_puts_the_best_policy_in_place_where_rollouts_prove_it() -> None:
+    found = ended("skip-step", "stop")
+    assert (found.actions, found.to) == (("rollback", "stop"), 59)
+    assert ended("skip-step", "stop", now=0.9).actions == ("skip-step", "stop")
+    assert ended("skip-step").actions == ("skip-step",)
+    assert ended("rollback", "stop").to is None
+    assert ended("skip-step", "stop", mode="careful").actions == ("skip-step", "stop")
+    never_played = PolicyTrial()
+    verdict = Verdict(Signals(step=100, loss=0.0, grad_norm=1.0), plan=Plan(actions=("stop",)))
+    with pytest.raises(StopIteration):
+        never_played.end(verdict, [KeptState(59)], "autopilot").send(None)

@@ -72,6 +72,14 @@ def test_warnings_count_between_the_change_and_the_deadline() -> None:
     assert (line["noticed"], line["named"]) == (15, False)
 
 
+def test_newer_causes_are_counted_apart() -> None:
+    newer = [[165, "bad-advantages", "warn", "bad-advantages"]]
+    told = summary([TWIN, row("observe", NAME, LOST, 0.2, said=newer)])
+    assert (told["named_in_time"], told["named_without_newer_causes"]) == (1, 0)
+    told = summary([TWIN, row("observe", NAME, LOST, 0.2, said=newer + SAID)])
+    assert (told["named_in_time"], told["named_without_newer_causes"]) == (1, 1)
+
+
 @pytest.mark.parametrize(("level", "stayed"), [(0.95, 1), (0.94, 0), (math.nan, 0)])
 def test_the_last_evaluations_are_told_beside_the_final_weights(level: float, stayed: int) -> None:
     rows = [TWIN, row("observe", NAME, LOST, 0.2, said=SAID), row("autopilot", NAME, LOST, 1.0, level=level)]
