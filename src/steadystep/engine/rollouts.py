@@ -206,18 +206,14 @@ class PolicyTrial:
         return found
 
     def _moved(self, step: int) -> bool:
-        """Whether a fall is more than the noise of small batches: the policy has lost certainty, or is a greedy one."""
-        return self._entropy.is_recent(step, _WATCHED) or self._of_values
-
-    @property
-    def _of_values(self) -> bool:
-        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY)
+        """Whether the policy has become less certain not long ago: such a fall is no noise of small batches."""
+        return self._entropy.is_recent(step, _WATCHED)
 
     def _greedy(self, series: EarnedSeries) -> bool:
         """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
         fell = int(series.looks[-1][0]) if self._fell is None else self._fell[0]
         settled = series.rest(self._before(fell)) >= _SETTLED
-        return self._of_values and not settled
+        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY) and not settled
 
     @property
     def _suspicious(self) -> float:
