@@ -265,16 +265,18 @@ def test_values_without_a_policy_are_given_time() -> None:
     assert [f.severity for f in lived(falls(150), metrics=values, steps=210)[0]][:1] == ["act"]
 
 
-@pytest.mark.parametrize(("dip", "waits"), [(0, 20), (7, 40)])
-def test_values_that_never_fell_are_judged_as_a_policy(dip: int, waits: int) -> None:
-    """After 30 looks at rest a fall is undone after 20 steps, otherwise after 40; a dip of two looks is not said."""
+@pytest.mark.parametrize(("rests", "waits"), [(True, 20), (False, 40)])
+def test_values_that_never_fell_are_judged_as_a_policy(rests: bool, waits: int) -> None:
+    """After 30 looks at rest a fall is undone after 20 steps, otherwise after 40."""
     values = {"value_loss": 1.0, "value_mean": 1.0}
+    at = 330 if rests else 200
+    said = lived(falls(at, by=1.0), metrics=values, steps=at + 60)[0]
+    assert [(f.severity, waits <= f.step - at <= waits + 6) for f in said[:1]] == [("act", True)]
 
-    def level(step: int) -> float:
-        return 0.0 if 300 <= step < 300 + dip or step >= 330 else falls(10_000)(step)
 
-    said = lived(level, metrics=values, steps=380)[0]
-    assert [(f.severity, waits <= f.step - 330 <= waits + 6) for f in said[:1]] == [("act", True)]
+def test_a_dip_of_two_looks_from_rest_is_not_said() -> None:
+    values = {"value_loss": 1.0, "value_mean": 1.0}
+    assert lived(falls(300, by=1.0, until=307), metrics=values, steps=360)[0] == []
 
 
 def test_a_warning_of_the_reward_that_rollouts_do_not_show_is_a_note() -> None:
