@@ -17,12 +17,12 @@ _PRECISE = 0.3  # of what was gained: what rollouts have to be able to show
 _PARTING = 40  # steps after a jump, in which a policy learns what the grader pays for now
 _FEWEST = 6  # readings after it
 _FELL, _CERTAIN = 0.1, 3.0  # of what was gained; standard errors
-_RISEN, _IN_A_ROW = 1.3, 3  # times the largest of the readings before; readings
+_RISEN, _LEAST, _LATEST, _APART = 1.3, 0.02, 4, 16  # times the largest of the readings before; nats; readings
 
 
 @final
 class EntropyWatch:
-    """Remembers when a policy last became less certain than in any of the 64 readings before, for three in a row.
+    """Remembers when a policy last was less certain than in all of 64 readings before, in the mean of four.
 
     Healthy policies fall without it, and most that unlearn do not.
     """
@@ -32,19 +32,19 @@ class EntropyWatch:
         self._rose = -math.inf
 
     def hear(self, step: int, entropy: float | None) -> bool:
-        """Take in one reading; return whether the entropy has just risen."""
+        """Take in one reading; return whether the entropy has begun to be high, for the first time in 16 steps."""
         if entropy is None:
             return False
         known = self._readings
         known.append(entropy)
-        del known[: -_READINGS - _IN_A_ROW]
-        if len(known) < _READINGS + _IN_A_ROW:
+        del known[: -_READINGS - _APART]
+        if len(known) < _READINGS + _APART:
             return False
-        largest = max(known[:-_IN_A_ROW])
-        if not (largest > 0.0 and min(known[-_IN_A_ROW:]) > _RISEN * largest):
+        largest = max(known[:_READINGS])
+        if not (largest > 0.0 and fmean(known[-_LATEST:]) > max(_RISEN * largest, largest + _LEAST)):
             return False
-        self._rose = step
-        return True
+        begins, self._rose = not self.is_recent(step, _APART), step
+        return begins
 
     def is_recent(self, step: int, within: int) -> bool:
         """Whether that was not long ago."""

@@ -38,12 +38,9 @@ _WATCHED, _CLOSEST = 60, 12  # steps from there, in which looks are two steps ap
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
 _HALF = 0.45  # of what was gained, nearly
-_SAID_AFTER = {"falling": 2, "half": 4, "less": 10}
-"""Steps that a fall has to last, by what is lost: most of the gain and falling further, nearly half, less."""
-_MOST = 0.7  # of what was gained
-_UNMOVED = 20  # the same while no metric has moved: healthy policies fall for less without a cause
+_UNMOVED = 20  # steps that a fall has to last while no metric has moved: healthy policies fall for less without a cause
 _ACTED_AFTER = {"again": 0, "cause": 4, "moved": 10, "policy": _UNMOVED, "diverging": 10, "values": 40}
-"""The same before it is undone. Greedy values fall and recover by themselves,"""
+"""Steps that a fall has to last before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
 _HEALING, _RISING = 0.25, 0.1  # of what was lost: on the way back, and perhaps so
 _POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
@@ -117,12 +114,13 @@ class PolicyTrial:
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
         if scores is not None and (parted := self._parted(step, scores[0], series)) is not None:
             found = (*found, parted)
-        share, sure = (_AGAIN, _LIKELY) if self._alert(step) else (_FALLEN, _SURE)
+        alert = self._alert(step) or self._moved(step)
+        share, sure = (_AGAIN, _LIKELY) if alert else (_FALLEN, _SURE)
         if scores is None or series.fall(scores[0], share) < sure:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        if step - self._fell[0] < self._said_after(step, series, fmean(scores[0])) and not self._alert(step):
+        if step - self._fell[0] < _UNMOVED and not alert:
             self.due = min(self.due, step + _SOONEST)
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
@@ -154,14 +152,6 @@ class PolicyTrial:
         if self._alert(step, _CLOSEST) or self._entropy.is_recent(step, _CLOSEST):
             return 1
         return min(every, _SOONEST) if self._alert(step, _WATCHED) or self._grader.is_close(step) else every
-
-    def _said_after(self, step: int, series: EarnedSeries, now: float) -> int:
-        """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
-        if not self._moved(step):
-            return _UNMOVED
-        lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
-        falling = lost > _MOST and further > _AGAIN * series.gained
-        return _SAID_AFTER["falling" if falling else "half" if lost > _HALF else "less"]
 
     def _fallen(
         self,
@@ -235,7 +225,7 @@ class PolicyTrial:
         since, level = self._fell or (step, now)
         before = self._before(since)
         waited = step - since >= series.patience(before) and now - level <= _RISING * (series.best - level)
-        return self._alert(step) or (waited and series.best - now > series.usual_dip(before))
+        return self._alert(step) or self._moved(step) or (waited and series.best - now > series.usual_dip(before))
 
     def _before(self, since: int) -> int:
         """The end of what was usual: that of a fall that was said not long before."""

@@ -15,24 +15,31 @@ def risen(readings: list[float]) -> list[int]:
     return [step for step, entropy in enumerate(readings) if watch.hear(step, entropy)]
 
 
-def test_an_entropy_above_all_of_64_readings_for_three_in_a_row() -> None:
+def test_an_entropy_above_all_of_64_readings_in_the_mean_of_four() -> None:
     rng = random.Random(0)
-    usual = [0.1 + 0.02 * rng.random() for _ in range(80)]
-    assert risen([*usual, 0.2, 0.2, 0.2])[:1] == [82]
-    assert risen([*usual, 0.2, 0.2, 0.1, 0.2, 0.2, 0.1]) == []
+    usual = [0.1 + 0.02 * rng.random() for _ in range(90)]
+    assert risen([*usual, *[0.17] * 4]) == [93]
+    assert risen([*usual, 0.2, 0.1, 0.1, 0.1, 0.2, 0.1]) == []
     assert risen([*usual, *[0.15] * 20]) == []
-    assert risen([*usual[:60], 0.2, 0.2, 0.2]) == []
+    assert risen([*usual[:70], *[0.2] * 4]) == []
     assert risen([1.01**i for i in range(300)]) == []
-    assert risen([*[-1.0] * 80, 0.2, 0.2, 0.2]) == []  # of a density: times something negative means nothing
+    assert risen([each / 20.0 for each in [*usual, *[0.2] * 20]]) == []  # too little to matter
+    assert risen([*[-1.0] * 90, *[0.2] * 8]) == []  # of a density: times something negative means nothing
+
+
+def test_an_entropy_that_stays_high_begins_once() -> None:
+    usual = [0.1] * 90
+    assert risen([*usual, *[0.1 + 0.05 * i for i in range(40)]]) == [92]
+    assert len(risen([*usual, *[0.2] * 6, *[0.1] * 100, *[0.4] * 6])) == 2
 
 
 def test_how_long_ago_it_was() -> None:
     watch = EntropyWatch()
-    for step in range(83):
-        watch.hear(step, 0.1 if step < 80 else 0.5)
-    assert watch.is_recent(94, 12)
-    assert not watch.is_recent(95, 12)
-    assert not watch.hear(83, None)
+    for step in range(94):
+        watch.hear(step, 0.1 if step < 90 else 0.5)
+    assert watch.is_recent(105, 12)
+    assert not watch.is_recent(106, 12)
+    assert not watch.hear(94, None)
     assert not EntropyWatch().is_recent(0, 60)
 
 
