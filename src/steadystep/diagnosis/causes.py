@@ -222,7 +222,6 @@ CONSEQUENCES: dict[str, set[str]] = {
     Cause.SUSPICIOUS_PERFECTION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
 }
 
-
 EXPLAINED: dict[str, set[str]] = {
     Cause.POOR_INITIALISATION: _LIFELESS,
     Cause.DEAD_UNITS: _LIFELESS,
@@ -235,7 +234,6 @@ EXPLAINED: dict[str, set[str]] = {
     Fault.CONSTANT_TARGETS: _LIFELESS,
 }
 """What follows by necessity, even where it was seen as it is."""
-
 
 _LOWER = Tip("lower the learning rate", Remedy.LOWER_RATE)
 _BACK = Tip("roll back to an earlier checkpoint", Remedy.ROLL_BACK)

@@ -93,8 +93,7 @@ class PolicyTrial:
         suspected = any(f.detector in OF_A_POLICY and not (again and _is_plain_note(f)) for f in found)
         if (not suspected and step < self.due) or signals.counterfactual is not None:
             return signals, found
-        every = controls.every or 10 * ROLLOUTS
-        self.due = step + self._pause(step, every)
+        self.due = step + self._pause(step, controls.every)
         self._seen |= policy_metrics(signals).keys()
         scores: Scores | None = yield Ask("scores", count=_SEED, rollouts=1)
         if scores is None:
@@ -107,13 +106,12 @@ class PolicyTrial:
         yield from self._pin(series, states)
         found = tuple(self._grader.changed(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
-        self.due = step + self._pause(step, every)
+        self.due = step + self._pause(step, controls.every)
         if (now := scores[0][0]) > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
             return signals, tuple(map(self._unproved, found))
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
-        if scores is not None and (parted := self._parted(step, scores[0], series)) is not None:
-            found = (*found, parted)
+        found += () if scores is None else self._parted(step, scores[0], series)
         alert = self._alert(step) or self._moved(step)
         share, sure = (_AGAIN, _LIKELY) if alert else (_FALLEN, _SURE)
         if scores is None or series.fall(scores[0], share) < sure:
@@ -149,6 +147,7 @@ class PolicyTrial:
 
     def _pause(self, step: int, every: int) -> int:
         """Steps to the next look: a metric that has just moved says that the policy may follow."""
+        every = every or 10 * ROLLOUTS
         if self._alert(step, _CLOSEST) or self._entropy.is_recent(step, _CLOSEST):
             return 1
         return min(every, _SOONEST) if self._alert(step, _WATCHED) or self._grader.is_close(step) else every
@@ -186,14 +185,15 @@ class PolicyTrial:
         """The limits with the coefficients that may be raised."""
         return limits if self._controls is None else replace(limits, coefficients=self._controls.names)
 
-    def _parted(self, step: int, scores: Sequence[float], series: EarnedSeries) -> Finding | None:
+    def _parted(self, step: int, scores: Sequence[float], series: EarnedSeries) -> tuple[Finding, ...]:
         """A reward that pays for something else, said once."""
         if step - self._warned.get(DetectorName.REWARD_HACKING, -_PROBATION) < _PROBATION:
-            return None
+            return ()
         found = self._grader.parted(step, scores, series)
-        if found is not None:
-            self._warned[found.detector] = step
-        return found
+        if found is None:
+            return ()
+        self._warned[found.detector] = step
+        return (found,)
 
     def _moved(self, step: int) -> bool:
         """Whether the policy has become less certain not long ago: such a fall is no noise of small batches."""
