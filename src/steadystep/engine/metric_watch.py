@@ -9,10 +9,11 @@ from typing import final
 
 from steadystep.records import DetectorName, Finding
 from steadystep.rl import noise_of
-from steadystep.rl.earned_series import REST, SUSPECTED, EarnedSeries
+from steadystep.rl.earned_series import SUSPECTED, EarnedSeries
 
 _READINGS = 64
 _BEFORE = 5  # steps before the readings that a jump is measured from: looks that count as those before it
+_STEADY = 40  # steps before them, in which rollouts have to have earned the same
 _PRECISE = 0.3  # of what was gained: what rollouts have to be able to show
 _PARTING = 40  # steps after a jump, in which a policy learns what the grader pays for now
 _FEWEST = 6  # readings after it
@@ -82,10 +83,10 @@ class GraderWatch:
             return finding
         since = finding.step if finding.since is None else finding.since
         before = [score for at, score in series.looks[:-1] if at >= since - _BEFORE]
-        # why the range: what a greedy policy earns comes and goes, and says nothing about the grader
+        longer = [score for at, score in series.looks[:-1] if at >= since - _STEADY]
         visible = max(3.0 * series.noise, max(before) - min(before)) if before else math.inf
-        # why at rest: rewards of a replay buffer or of the last episodes tell late that the policy has become better
-        if visible > _PRECISE * series.gained or series.rest(since) < REST:
+        # why longer: rewards of a replay buffer or of the last episodes tell late that the policy has become better
+        if max(visible, max(longer, default=0.0) - min(longer, default=0.0)) > _PRECISE * series.gained:
             return finding
         self._jump = finding
         now, up = series.looks[-1][1], finding.value > (finding.baseline or 0.0)

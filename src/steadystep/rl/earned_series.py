@@ -11,8 +11,7 @@ from steadystep.rl import noise_of
 _FEWEST = 6  # looks
 SUSPECTED = 0.15
 """Of what was gained: a fall that is looked at more closely."""
-REST = 8
-"""Looks at the best level, after which a policy has come to rest."""
+_REST = 8  # looks at the best level, after which a policy has come to rest
 _RISE = 10  # steps before a fall was certain: it may have begun by then
 _DEEPER = 1.5  # times the deepest dip from which the policy came back
 
@@ -79,7 +78,7 @@ class EarnedSeries:
 
     def patience(self, since: int) -> int:
         """Steps that a fall since `since` has to last: none from rest, and otherwise as many as came before it."""
-        return 0 if self.rest(since) >= REST else since - int(self.looks[0][0])
+        return 0 if self.rest(since) >= _REST else since - int(self.looks[0][0])
 
     def usual_dip(self, since: int) -> float:
         """What the policy may lose by itself: half as much again as in its deepest dip before `since`."""
