@@ -87,6 +87,14 @@ def test_the_last_evaluations_are_told_beside_the_final_weights(level: float, st
     assert (told["recovered"], told["stayed"]) == (1, stayed)
 
 
+@pytest.mark.parametrize(("final", "share"), [(0.0, 1.0), (0.2, 1.0), (-0.1, 0.0), (math.nan, 0.0)])
+def test_a_twin_that_ends_with_nothing_is_no_division_by_zero(final: float, share: float) -> None:
+    rows = [TWIN | {"final": 0.0}, row("observe", NAME, LOST, final, said=SAID), row("autopilot", NAME, LOST, final)]
+    (line,) = summary(rows)["lines"]
+    assert (line["observed"], line["guarded"]) == (share, share)
+    assert line["held"] == 1.0
+
+
 @pytest.mark.parametrize(("final", "recovered"), [(0.95, 1), (0.94, 0), (math.nan, 0)])
 def test_recovered_is_nearly_the_twin(final: float, recovered: int) -> None:
     rows = [TWIN, row("observe", NAME, LOST, 0.2, said=SAID), row("autopilot", NAME, LOST, final)]

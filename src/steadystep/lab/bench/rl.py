@@ -62,7 +62,7 @@ class Rewards:
         self.gained = max((score for step, score in self._curve if step <= self.start), default=self._first)
         self.gained -= self._first
         recent = [score for step, score in self._curve if step <= self.start][-SCORED:]
-        self.held = math.fsum(recent) / len(recent) / twin["final"]
+        self.held = _over(math.fsum(recent) / len(recent), twin["final"])
         """What the policy at the change would end with, over the twin: the bound where nothing more can be learned."""
         self._twin_gained = twin["final"] - self._first
         self._final = observed["final"]
@@ -89,8 +89,14 @@ def _share(row: Row, twin: Row, what: str = "final") -> float:
     """The final reward over the twin's; nothing is left of weights that are lost."""
     # why "final" as well: rows of earlier versions have that alone
     ours, theirs = (each[what] if what in each else each["final"] for each in (row, twin))
-    final: float = ours / theirs
-    return final if math.isfinite(final) else 0.0
+    return _over(ours, theirs)
+
+
+def _over(ours: float, theirs: float) -> float:
+    """A share of the twin's reward; of a twin that ends with nothing, anything is all of it."""
+    if not (math.isfinite(ours) and math.isfinite(theirs)):
+        return 0.0
+    return ours / theirs if theirs > 0.0 else float(ours >= theirs)
 
 
 def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
