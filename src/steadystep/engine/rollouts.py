@@ -112,13 +112,13 @@ class PolicyTrial:
             return signals, tuple(map(self._unproved, found))
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
         found += () if scores is None else self._parted(step, scores[0], series)
-        alert = self._alert(step) or self._moved(step)
+        alert = self._alert(step)
         share, sure = (_AGAIN, _LIKELY) if alert else (_FALLEN, _SURE)
         if scores is None or series.fall(scores[0], share) < sure:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        if step - self._fell[0] < _UNMOVED and not alert:
+        if step - self._fell[0] < _UNMOVED and not (alert or self._moved(step)):
             self.due = min(self.due, step + _SOONEST)
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
