@@ -1,6 +1,7 @@
 """NOTICE: plain numbers in, findings out. Each detector checks for one failure mode."""
 
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
+from steadystep.detectors.advantages import BadAdvantages, DeadGroups
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.corruption import BitFlips, DamagedState, Miscomputations, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector, has_what_it_needs, occasional, sees_every_step
@@ -15,7 +16,7 @@ from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, 
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SaturatedUnits
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
+from steadystep.detectors.policy import PolicyMismatch, RatioExplosion
 from steadystep.detectors.reward import RewardCollapse, RewardHacking
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.value_divergence import ValueDivergence
@@ -23,6 +24,7 @@ from steadystep.detectors.vanishing_gradient import SuspiciousPerfection, Vanish
 
 __all__ = [
     "AttentionLogitGrowth",
+    "BadAdvantages",
     "BitFlips",
     "BufferJump",
     "ClipRate",

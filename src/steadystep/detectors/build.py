@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from steadystep.config import Config
 from steadystep.detectors.adam_moments import LostMoments, PoisonedMoments, RmsSurprise
+from steadystep.detectors.advantages import BadAdvantages, DeadGroups
 from steadystep.detectors.clip_rate import ClipRate
 from steadystep.detectors.corruption import BitFlips, DamagedState, Miscomputations, OddReplica, WeightJump
 from steadystep.detectors.detector import Cooldown, Detector
@@ -20,7 +21,7 @@ from steadystep.detectors.metrics import EntropyCollapse, FlatReward, KlBlowUp, 
 from steadystep.detectors.no_learning import ConstantPrediction, NoLearning, SaturatedUnits
 from steadystep.detectors.non_finite import BufferJump, LossScale, NonFinite
 from steadystep.detectors.oscillation import Oscillation
-from steadystep.detectors.policy import DeadGroups, PolicyMismatch, RatioExplosion
+from steadystep.detectors.policy import PolicyMismatch, RatioExplosion
 from steadystep.detectors.reward import RewardCollapse, RewardHacking
 from steadystep.detectors.slow_divergence import SlowDivergence
 from steadystep.detectors.value_divergence import ValueDivergence
@@ -125,6 +126,7 @@ def _of_probes_and_metrics() -> list[Detector]:
         _rationed(RatioExplosion()),
         _rationed(PolicyMismatch()),
         _rationed(DeadGroups()),
+        _rationed(BadAdvantages()),
         _rationed(RewardCollapse()),
         _rationed(RewardHacking()),
         _rationed(ValueDivergence()),

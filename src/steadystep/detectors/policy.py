@@ -1,4 +1,4 @@
-"""A policy against its own past: importance ratios, sampler against learner, groups, values and rewards.
+"""A policy against its own past: importance ratios, and sampler against learner.
 
 Each reads the metrics by the names of `steadystep.rl`, whichever library logged them. One reading at a time may be
 unusual in any healthy run, so warnings take several in a row; "act" is for single updates far beyond all before.
@@ -7,7 +7,6 @@ unusual in any healthy run, so warnings take several in a row; "act" is for sing
 import math
 import sys
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
@@ -35,7 +34,7 @@ def finding(
 
 
 @final
-class _Extreme:
+class Extreme:
     """One metric, larger is worse: its level, its largest accepted value, and how long it has been outside."""
 
     def __init__(self, *, factor: float, floor: float, wild: float, wild_floor: float, most: int = sys.maxsize) -> None:
@@ -72,9 +71,11 @@ class _Extreme:
         self.in_a_row = 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state, ready for JSON."""
         return {"level": self.level.state_dict(), "largest": self.largest, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
         self.level.load_state_dict(state["level"])
         self.largest, self.in_a_row = float(state["largest"]), int(state["in_a_row"])
 
@@ -88,7 +89,7 @@ class _Extremes:
     def __init__(self) -> None:
         self._parts = self._made()
 
-    def _made(self) -> dict[str, _Extreme]:
+    def _made(self) -> dict[str, Extreme]:
         raise NotImplementedError
 
     def _value(self, name: str, metrics: Mapping[str, float]) -> float | None:
@@ -107,7 +108,7 @@ class _Extremes:
                 found.append(self._said(name, value, limit, severity, part, signals.step))
         return tuple(found)
 
-    def _said(self, name: str, value: float, limit: float, severity: Severity, part: _Extreme, step: int) -> Finding:
+    def _said(self, name: str, value: float, limit: float, severity: Severity, part: Extreme, step: int) -> Finding:
         usual, since = part.level.median, step - part.in_a_row + 1
         what = f"{self._words(name)} is {self._shown(name, value):.3g}, its baseline is {self._shown(name, usual):.3g}"
         return finding(self.name, step, severity, value, limit, what, where=(name,), baseline=usual, since=since)
@@ -137,13 +138,13 @@ class RatioExplosion(_Extremes):
 
     name = "ratio-explosion"
 
-    def _made(self) -> dict[str, _Extreme]:
+    def _made(self) -> dict[str, Extreme]:
         return {
-            "ratio_max": _Extreme(
+            "ratio_max": Extreme(
                 factor=2.0, floor=math.log(5.0), wild=3.0, wild_floor=math.log(20.0), most=_RATIOS_REFUSED
             ),
-            "kl_old": _Extreme(factor=10.0, floor=0.1, wild=20.0, wild_floor=1.0, most=_RATIOS_REFUSED),
-            "clip_fraction": _Extreme(factor=4.0, floor=0.5, wild=math.inf, wild_floor=math.inf),
+            "kl_old": Extreme(factor=10.0, floor=0.1, wild=20.0, wild_floor=1.0, most=_RATIOS_REFUSED),
+            "clip_fraction": Extreme(factor=4.0, floor=0.5, wild=math.inf, wild_floor=math.inf),
         }
 
     def _value(self, name: str, metrics: Mapping[str, float]) -> float | None:
@@ -175,12 +176,12 @@ class PolicyMismatch(_Extremes):
         super().__init__()
         self._told: list[str] = []
 
-    def _made(self) -> dict[str, _Extreme]:
+    def _made(self) -> dict[str, Extreme]:
         return {
-            "mismatch": _Extreme(factor=4.0, floor=0.05, wild=10.0, wild_floor=0.5),
-            "mismatch_tail": _Extreme(factor=6.0, floor=0.5, wild=math.inf, wild_floor=math.inf),
-            "mismatch_kl": _Extreme(factor=10.0, floor=0.02, wild=50.0, wild_floor=1.0),
-            "lost_samples": _Extreme(factor=4.0, floor=0.3, wild=math.inf, wild_floor=math.inf),
+            "mismatch": Extreme(factor=4.0, floor=0.05, wild=10.0, wild_floor=0.5),
+            "mismatch_tail": Extreme(factor=6.0, floor=0.5, wild=math.inf, wild_floor=math.inf),
+            "mismatch_kl": Extreme(factor=10.0, floor=0.02, wild=50.0, wild_floor=1.0),
+            "lost_samples": Extreme(factor=4.0, floor=0.3, wild=math.inf, wild_floor=math.inf),
         }
 
     def _value(self, name: str, metrics: Mapping[str, float]) -> float | None:
@@ -218,53 +219,3 @@ class PolicyMismatch(_Extremes):
         """Continue from `state`."""
         super().load_state_dict(state["parts"])
         self._told = [str(name) for name in state["told"]]
-
-
-_GROUPS, _DEAD = 16, 0.9  # readings; share of groups
-
-
-@final
-class DeadGroups:
-    """Warns when nine of ten groups have equal rewards for 16 readings; a note where the reward has risen (solved)."""
-
-    name = "dead-groups"
-    needs = "metrics"
-
-    def __init__(self) -> None:
-        self._shares: list[float] = []
-        self._rewards: list[list[float]] = [[], []]
-        """The first and the last readings."""
-        self._told = False
-
-    def update(self, signals: Signals) -> tuple[Finding, ...]:
-        """Return a finding when hardly any group teaches anything."""
-        metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
-        if "reward" in metrics:
-            first, last = self._rewards
-            (first if len(first) < _GROUPS else last).append(metrics["reward"])
-            del last[:-_GROUPS]
-        share = metrics.get("zero_variance_groups")
-        if share is None:
-            return ()
-        self._shares.append(share)
-        del self._shares[:-_GROUPS]
-        least = min(self._shares)
-        if least < 0.5:
-            self._told = False
-        if len(self._shares) < _GROUPS or least < _DEAD or self._told:
-            return ()
-        self._told = True
-        first, last = self._rewards
-        solved = bool(last) and fmean(last) > max(first)
-        what = f"{least:.0%} of the groups or more have equal rewards and teach nothing, in {_GROUPS} updates in a row"
-        return (finding(self.name, signals.step, "info" if solved else "warn", share, _DEAD, what),)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, ready for JSON."""
-        return {"shares": list(self._shares), "rewards": [list(r) for r in self._rewards], "told": self._told}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._shares = [float(value) for value in state["shares"]]
-        self._rewards = [[float(value) for value in part] for part in state["rewards"]]
-        self._told = bool(state["told"])

@@ -7,9 +7,9 @@ from typing import Any, final
 from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
 from steadystep.records import Finding, Signals
 
-_LONG, _SHORT, _SUDDEN, _LATEST = 256, 32, 8, 2  # readings
+_LONG, _SHORT, _RECENT, _SUDDEN, _LATEST = 256, 32, 16, 4, 2  # readings
 _GREW, _ERRED = 10.0, 100.0  # times, within the long window
-_LEAPT, _BROKE = 2.0, 30.0  # times the largest value before, and the usual error
+_LEFT, _BROKE = 1.1, 1.2  # times the largest value and the largest error before
 _OF_VALUES = ("value_loss", "value_mean", "explained_variance", "reward")
 
 
@@ -17,9 +17,9 @@ _OF_VALUES = ("value_loss", "value_mean", "explained_variance", "reward")
 class ValueDivergence:
     """Warns when the value function runs away: values 10 times and errors 100 times those of 256 readings before.
 
-    Sooner where it breaks: values double within 8 readings, each at 30 times the usual error. Neither where the reward
-    has risen as well. Also when it explains less than a constant would (explained variance below
-    -0.5) with ten times its error before.
+    Sooner where it breaks: four errors in a row above 1.2 times the largest of 112 readings that are 16 older, while
+    values leave the range they had then. Neither where the reward has risen as well. Also when it explains less than a
+    constant would (explained variance below -0.5) with ten times its error before.
     """
 
     name = "value-divergence"
@@ -37,7 +37,9 @@ class ValueDivergence:
         for name, values in self._kept.items():
             if name in metrics:
                 values.append(metrics[name])
-                del values[:-_LONG]
+            elif name == "reward" and values:  # known now and then: the last one holds
+                values.append(values[-1])
+            del values[:-_LONG]
         losses = self._kept["value_loss"]
         if len(losses) < _LONG // 2:
             return ()
@@ -62,20 +64,22 @@ class ValueDivergence:
         return (finding(self.name, signals.step, "warn", now, _GREW * before, what, baseline=before, since=since),)
 
     def _broke(self) -> bool:
-        """Whether errors are far above all that is usual, and values leave the range they have had."""
+        """Whether errors stay above all before them, and values leave the range they have had."""
         losses, values = self._kept["value_loss"], self._kept["value_mean"]
-        if len(values) < _LONG // 2 or len(self._kept["reward"]) <= _LATEST:
+        if len(values) < _LONG // 2 or len(self._kept["reward"]) < 2 * _RECENT:
             return False
-        largest = max(map(abs, islice(values, len(values) - _SUDDEN)))
-        if abs(values[-1]) <= _LEAPT * largest:  # in nearly every step
+        if min(losses[-_SUDDEN:]) <= _BROKE * max(losses[-_LONG // 2 : -_RECENT]):  # in nearly every step
             return False
-        return min(losses[-_SUDDEN:]) > _BROKE * median(losses[:-_SUDDEN])
+        largest = max(map(abs, islice(values, len(values) - _RECENT)))
+        return all(abs(value) > _LEFT * largest for value in values[-_LATEST:])
 
     def _risen(self, *, lately: bool) -> bool:
-        """Whether there is a tenth more reward than there was: in the long window, or in its last readings."""
+        """Whether there is a tenth more reward than there was in the long window, or of its range in 16 readings."""
         known = self._kept["reward"]
-        ends = [known[:-_LATEST], known[-_LATEST:]] if lately else self._ends("reward")
-        before, now = [fmean(part) for part in ends if part] or [0.0, 0.0]
+        if lately:
+            rise = fmean(known[-_LATEST:]) - fmean(known[-2 * _RECENT : -_RECENT])
+            return rise > 0.1 * (max(known) - min(known))
+        before, now = [fmean(part) for part in self._ends("reward") if part] or [0.0, 0.0]
         return now > before + 0.1 * abs(before)
 
     def _ends(self, name: str) -> list[list[float]]:

@@ -100,6 +100,8 @@ class Cause(StrEnum):
     """The reward rises while what it stands for falls."""
     DEAD_GROUPS = "dead-groups"
     """The rewards inside most groups are equal, so they teach nothing."""
+    BAD_ADVANTAGES = "bad-advantages"
+    """Advantages go against the rewards they are made of, or a few outgrow all others."""
     VALUE_DIVERGENCE = "value-divergence"
     """The value function runs away from the returns."""
     POLICY_COLLAPSE = "policy-collapse"
@@ -220,7 +222,6 @@ CONSEQUENCES: dict[str, set[str]] = {
     Cause.SUSPICIOUS_PERFECTION: {*_STANDSTILLS, Cause.VANISHING_GRADIENT},
 }
 
-
 EXPLAINED: dict[str, set[str]] = {
     Cause.POOR_INITIALISATION: _LIFELESS,
     Cause.DEAD_UNITS: _LIFELESS,
@@ -233,7 +234,6 @@ EXPLAINED: dict[str, set[str]] = {
     Fault.CONSTANT_TARGETS: _LIFELESS,
 }
 """What follows by necessity, even where it was seen as it is."""
-
 
 _LOWER = Tip("lower the learning rate", Remedy.LOWER_RATE)
 _BACK = Tip("roll back to an earlier checkpoint", Remedy.ROLL_BACK)
@@ -275,6 +275,10 @@ POLICY_TIPS: dict[Cause, tuple[Tip, ...]] = {
             "groups with equal rewards give no gradient: filter them and sample again (dynamic sampling), use larger "
             "groups, or prompts whose success rate is neither 0 nor 1"
         ),
+    ),
+    Cause.BAD_ADVANTAGES: (
+        Tip("check the sign of advantages and of the policy's loss, and that rewards belong to their samples"),
+        Tip("clip rewards or normalize advantages: a few outliers decide every update"),
     ),
     Cause.VALUE_DIVERGENCE: (
         Tip("lower the critic's learning rate, normalize returns or rewards, and clip value targets"),

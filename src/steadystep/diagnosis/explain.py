@@ -118,6 +118,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     (Cause.LEARNING_RATE_TOO_HIGH, _loud(DetectorName.WORSE_THAN_BEST, DetectorName.CONSTANT_PREDICTION)),
     (Cause.CLIPPING_TOO_TIGHT, _loud(DetectorName.CLIP_RATE)),
     (Cause.SCHEDULE_ERROR, _loud(DetectorName.SHORT_WARMUP)),
+    (Cause.BAD_ADVANTAGES, _loud(DetectorName.BAD_ADVANTAGES)),
     (Cause.REWARD_HACKING, _loud(DetectorName.REWARD_HACKING)),
     (Cause.VALUE_DIVERGENCE, _loud(DetectorName.VALUE_DIVERGENCE)),
     (Cause.POLICY_DRIFT, _loud(DetectorName.KL_BLOW_UP)),

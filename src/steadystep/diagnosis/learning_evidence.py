@@ -34,7 +34,7 @@ _KNOWN = frozenset(
         *(DetectorName.POLICY_MISMATCH, DetectorName.RATIO_EXPLOSION, DetectorName.REWARD_HACKING),
         *(DetectorName.VALUE_DIVERGENCE, DetectorName.REWARD_COLLAPSE, DetectorName.DEAD_GROUPS),
         *(DetectorName.KL_BLOW_UP, DetectorName.ENTROPY_COLLAPSE, DetectorName.FLAT_REWARD),
-        *(DetectorName.METRIC_BOUNDS,),
+        *(DetectorName.METRIC_BOUNDS, DetectorName.BAD_ADVANTAGES),
     }
 )
 

@@ -66,6 +66,7 @@ EVIDENCE_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.REWARD_HACKING, 1.1, warned(DetectorName.REWARD_HACKING)),
     EvidenceRule(Cause.VALUE_DIVERGENCE, 1.05, warned(DetectorName.VALUE_DIVERGENCE)),
     EvidenceRule(Cause.POLICY_COLLAPSE, 1.0, warned(DetectorName.REWARD_COLLAPSE)),
+    EvidenceRule(Cause.BAD_ADVANTAGES, 1.05, warned(DetectorName.BAD_ADVANTAGES)),
     EvidenceRule(Cause.DEAD_GROUPS, 1.0, warned(DetectorName.DEAD_GROUPS)),
     EvidenceRule(Cause.FLAT_REWARD, 1.0, warned(DetectorName.FLAT_REWARD)),
     EvidenceRule(Cause.METRIC_OUT_OF_BOUNDS, 1.0, warned(DetectorName.METRIC_BOUNDS)),

@@ -96,6 +96,7 @@ class Judge:
             given = occasional(signals)
             asked = self.rolls.get(given) or self._roll(given)
         found = notice(asked, signals)
+        self.policy_trial.hear(signals)
         doubtful = self.sudden_zero.update(signals) or signals.step >= self.backward.due
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
             found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
@@ -121,8 +122,7 @@ class Judge:
         self._learn_again(self.beginnings)
 
     def _roll(self, given: tuple[bool, ...]) -> tuple[Detector, ...]:
-        self.rolls[given] = tuple(each for each in self.steady if has_what_it_needs(each, given))
-        return self.rolls[given]
+        return self.rolls.setdefault(given, tuple(each for each in self.steady if has_what_it_needs(each, given)))
 
     def _deliberate(
         self,
@@ -157,6 +157,7 @@ class Judge:
         verdict = conclude(
             signals, found, budget=self.budget, limits=limits, states=states, mode=mode, ceiling=ceiling, setup=setup
         )
+        verdict = yield from self.policy_trial.end(verdict, states, mode if limits.rolls_back else "careful")
         verdict = yield from self.backward.wait(signals, verdict, states)
         self._learn_again((DetectorName.LOST_MOMENTS,) if Action.RESTORE_MOMENTS in verdict.plan.actions else ())
         if Action.ROLLBACK in verdict.plan.actions and self.trial.finding is not None:

@@ -9,13 +9,15 @@ import math
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, final
 
 from steadystep.detectors.policy import policy_metrics
-from steadystep.engine.verdict import Ask, State
+from steadystep.engine.metric_watch import EntropyWatch, GraderWatch
+from steadystep.engine.policy_proof import ROLLOUTS, Scores, better_state
+from steadystep.engine.verdict import Ask, State, Verdict
 from steadystep.policy import Limits, Mode
-from steadystep.records import Counterfactual, DetectorName, Finding, Severity, Signals
+from steadystep.records import Action, DetectorName, Finding, Severity, Signals
 from steadystep.rl import Controls
 from steadystep.rl.earned_series import SUSPECTED, EarnedSeries
 
@@ -23,47 +25,25 @@ OF_A_POLICY = frozenset(
     {
         *(DetectorName.ENTROPY_COLLAPSE, DetectorName.KL_BLOW_UP, DetectorName.POLICY_MISMATCH),
         *(DetectorName.RATIO_EXPLOSION, DetectorName.REWARD_COLLAPSE, DetectorName.REWARD_HACKING),
-        DetectorName.VALUE_DIVERGENCE,
+        *(DetectorName.VALUE_DIVERGENCE, DetectorName.BAD_ADVANTAGES, DetectorName.DEAD_GROUPS),
     }
 )
 _CAUSES = OF_A_POLICY - {DetectorName.REWARD_COLLAPSE}
-ROLLOUTS = 8
-_CERTAIN = 3.0  # standard errors
-_APART = 100_003  # between the seeds of two samples
 _SEED = 12  # of every look at the current policy
 _FALLEN, _HEALED = 0.3, 0.15  # of what was gained
 _AGAIN = 0.1  # the same after a rollback, or where a detector has seen a cause
 _SURE, _LIKELY = 4.0, 2.0  # standard errors of the difference to the best level; likely is enough for an alert
 _PROBATION = 500  # steps after a rollback or a cause, in which a fall counts sooner
-_WATCHED = 60  # steps from there, in which looks are as close as they get
+_WATCHED, _CLOSEST = 60, 12  # steps from there, in which looks are two steps apart, or one
 _MOST_FAILURES = 3
 _SOONEST = 2  # steps between two looks
 _HALF = 0.45  # of what was gained, nearly
-_SAID_AFTER = {"falling": 2, "half": 4, "less": 10}
-"""Steps that a fall has to last, by what is lost: most of the gain and falling further, nearly half, less."""
-_MOST = 0.7  # of what was gained
-_ACTED_AFTER = {"again": 0, "cause": 4, "policy": 10, "diverging": 10, "values": 40}
-"""The same before it is undone. Greedy values fall and recover by themselves,"""
+_UNMOVED = 20  # steps that a fall has to last while no metric has moved: healthy policies fall for less without a cause
+_ACTED_AFTER = {"again": 0, "cause": 4, "moved": 10, "policy": _UNMOVED, "diverging": 10, "values": 40}
+"""Steps that a fall has to last before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
 _HEALING, _RISING = 0.25, 0.1  # of what was lost: on the way back, and perhaps so
 _POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
-
-Scores = Sequence[Sequence[float]]
-
-
-def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
-    """Whether the old policy earns more than the current one, by more than chance.
-
-    >>> earns_more([1.0, 0.9, 1.0, 0.8, 1.0, 0.9, 1.0, 1.0], [0.2, 0.1, 0.4, 0.2, 0.3, 0.2, 0.9, 0.1])
-    True
-    >>> earns_more([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.2, 0.1, 0.4, 0.2, 0.3, 0.2, 0.9, 0.1])
-    False
-    """
-    better = [a - b for a, b in zip(old, current, strict=True)]
-    error = stdev(better) / math.sqrt(len(better))
-    mean = fmean(better)
-    agree = sum(value < 0.0 for value in better) <= len(better) // ROLLOUTS
-    return agree and mean > 0.0 and mean >= _CERTAIN * error and mean > 0.02 * abs(fmean(current))
 
 
 @final
@@ -89,6 +69,7 @@ class PolicyTrial:
         """When a fall began that was said: dips in the time after it are not usual."""
         self._seen: set[str] = set()
         """Names of metrics."""
+        self._grader, self._entropy = GraderWatch(), EntropyWatch()
 
     @property
     def controls(self) -> Controls | None:
@@ -112,8 +93,7 @@ class PolicyTrial:
         suspected = any(f.detector in OF_A_POLICY and not (again and _is_plain_note(f)) for f in found)
         if (not suspected and step < self.due) or signals.counterfactual is not None:
             return signals, found
-        every = controls.every or 10 * ROLLOUTS
-        self.due = step + (min(every, _SOONEST) if self._alert(step, _WATCHED) else every)
+        self.due = step + self._pause(step, controls.every)
         self._seen |= policy_metrics(signals).keys()
         scores: Scores | None = yield Ask("scores", count=_SEED, rollouts=1)
         if scores is None:
@@ -124,27 +104,53 @@ class PolicyTrial:
         if not series.known:
             return signals, found
         yield from self._pin(series, states)
-        found = tuple(self._of_grader(f, series) for f in found)
+        found = tuple(self._grader.changed(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
+        self.due = step + self._pause(step, controls.every)
         if (now := scores[0][0]) > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
             return signals, tuple(map(self._unproved, found))
         scores = yield Ask("scores", count=_SEED, rollouts=ROLLOUTS)
-        share, sure = (_AGAIN, _LIKELY) if self._alert(step) else (_FALLEN, _SURE)
+        found += () if scores is None else self._parted(step, scores[0], series)
+        alert = self._alert(step)
+        share, sure = (_AGAIN, _LIKELY) if alert else (_FALLEN, _SURE)
         if scores is None or series.fall(scores[0], share) < sure:
             self._fell = None
             return signals, tuple(map(self._unproved, found))
         self._fell = self._fell or (step, fmean(scores[0]))
-        if step - self._fell[0] < self._said_after(series, fmean(scores[0])) and not self._alert(step):
-            self.due = step + _SOONEST
+        if step - self._fell[0] < _UNMOVED and not (alert or self._moved(step)):
+            self.due = min(self.due, step + _SOONEST)
             return signals, tuple(map(self._unproved, found))
         return (yield from self._fallen(signals, found, states, mode, series, fmean(scores[0])))
 
-    def _said_after(self, series: EarnedSeries, now: float) -> int:
-        """Steps that a fall to `now` has to last. A sudden one may be the bottom of a dip, unless it goes on."""
-        lost, further = (series.best - now) / series.gained, 0.0 if self._fell is None else self._fell[1] - now
-        falling = lost > _MOST and further > _AGAIN * series.gained
-        return _SAID_AFTER["falling" if falling else "half" if lost > _HALF else "less"]
+    def hear(self, signals: Signals) -> None:
+        """Take in reward and entropy of a step, and look at once where the entropy has risen."""
+        if self.due == math.inf or not signals.metrics:
+            return
+        metrics = policy_metrics(signals)
+        self._grader.hear(signals.step, metrics.get("reward"))
+        if self._entropy.hear(signals.step, metrics.get("entropy")):
+            self.due = signals.step
+
+    def end(self, verdict: Verdict, states: Sequence[State], mode: Mode) -> Generator[Ask, Any, Verdict]:
+        """A stop that puts the best policy in place as well, where rollouts prove it better than the current one."""
+        controls, plan = self._controls, verdict.plan
+        if Action.STOP not in plan.actions or Action.ROLLBACK in plan.actions or mode != "autopilot":
+            return verdict
+        if controls is None or controls.evaluate is None or len(controls.looks) < 2:
+            return verdict
+        held = self._best(EarnedSeries(controls.looks), states)
+        tried = None if held is None else (yield from better_state(verdict.signals, [held]))
+        if tried is None:
+            return verdict
+        return replace(verdict, plan=replace(plan, actions=(Action.ROLLBACK, Action.STOP), to=tried.step))
+
+    def _pause(self, step: int, every: int) -> int:
+        """Steps to the next look: a metric that has just moved says that the policy may follow."""
+        every = every or 10 * ROLLOUTS
+        if self._alert(step, _CLOSEST) or self._entropy.is_recent(step, _CLOSEST):
+            return 1
+        return min(every, _SOONEST) if self._alert(step, _WATCHED) or self._grader.is_close(step) else every
 
     def _fallen(
         self,
@@ -167,7 +173,7 @@ class PolicyTrial:
         if not (lasts and unusual and deep) or mode != "autopilot":
             return signals, (*rest, said)
         held = self._best(series, states)
-        tried = None if held is None else (yield from _better(signals, [held]))
+        tried = None if held is None else (yield from better_state(signals, [held]))
         if tried is None:
             return signals, (*rest, said)
         since = signals.step if self._fell is None else self._fell[0]
@@ -178,6 +184,20 @@ class PolicyTrial:
     def limited(self, limits: Limits) -> Limits:
         """The limits with the coefficients that may be raised."""
         return limits if self._controls is None else replace(limits, coefficients=self._controls.names)
+
+    def _parted(self, step: int, scores: Sequence[float], series: EarnedSeries) -> tuple[Finding, ...]:
+        """A reward that pays for something else, said once."""
+        if step - self._warned.get(DetectorName.REWARD_HACKING, -_PROBATION) < _PROBATION:
+            return ()
+        found = self._grader.parted(step, scores, series)
+        if found is None:
+            return ()
+        self._warned[found.detector] = step
+        return (found,)
+
+    def _moved(self, step: int) -> bool:
+        """Whether the policy has become less certain not long ago: such a fall is no noise of small batches."""
+        return self._entropy.is_recent(step, _WATCHED)
 
     def _greedy(self, series: EarnedSeries) -> bool:
         """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
@@ -205,7 +225,7 @@ class PolicyTrial:
         since, level = self._fell or (step, now)
         before = self._before(since)
         waited = step - since >= series.patience(before) and now - level <= _RISING * (series.best - level)
-        return self._alert(step) or (waited and series.best - now > series.usual_dip(before))
+        return self._alert(step) or self._moved(step) or (waited and series.best - now > series.usual_dip(before))
 
     def _before(self, since: int) -> int:
         """The end of what was usual: that of a fall that was said not long before."""
@@ -216,6 +236,7 @@ class PolicyTrial:
         (since, level), step = self._fell or (signals.step, now), signals.step
         caused = bool(self._causes(step))
         kind = ("diverging" if caused else "values") if self._greedy(series) else "cause" if caused else "policy"
+        kind = "moved" if kind == "policy" and self._moved(step) else kind
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
         return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (series.best - level)
 
@@ -223,18 +244,6 @@ class PolicyTrial:
         """A fall of the reward that rollouts do not show is a note."""
         collapse = finding.detector == DetectorName.REWARD_COLLAPSE and finding.severity == "warn"
         return replace(finding, severity="info") if collapse else finding
-
-    @staticmethod
-    def _of_grader(finding: Finding, series: EarnedSeries) -> Finding:
-        """A reward that jumped, while rollouts earn what they earned, is no longer what it was."""
-        jumped = finding.detector == DetectorName.REWARD_HACKING and finding.severity == "info" and finding.where
-        since = finding.step if finding.since is None else finding.since
-        span = [score for at, score in series.looks if at >= since - 5]
-        moved, visible = max(span) - min(span), 3.0 * series.noise
-        if not jumped or moved > max(SUSPECTED * series.gained, visible) or visible > _FALLEN * series.gained:
-            return finding
-        what = f"{finding.what}; rollouts earn {span[-1]:.3g} as before: the grader or the prompts have changed"
-        return replace(finding, severity="warn", what=what)
 
     @staticmethod
     def _finding(signals: Signals, series: EarnedSeries, now: float, severity: Severity) -> Finding:
@@ -262,21 +271,3 @@ class PolicyTrial:
 
 def _is_plain_note(finding: Finding) -> bool:
     return (finding.severity, finding.where) == ("info", ())
-
-
-def _better(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:
-    """The state whose policy earns most, if it earns more than the current one in two samples."""
-    first: Scores | None = (yield Ask("scores", states=states, count=signals.step)) if states else None
-    if first is None:
-        return None
-    current, *olds = first
-    better = [(fmean(old), i) for i, old in enumerate(olds) if earns_more(old, current)]
-    if not better:
-        return None
-    best = states[max(better)[1]]
-    again: Scores | None = yield Ask("scores", states=[best], count=signals.step + _APART)
-    if again is None or not earns_more(again[1], again[0]):
-        return None
-    old, now = -fmean(again[1]), -fmean(again[0])
-    tried = Counterfactual(step=best.step, old_loss=old, current_loss=now, lr=best.lr, batches=len(again[0]))
-    return replace(tried, rollouts=True)

@@ -108,6 +108,7 @@ class DetectorName:
     CONSTANT_PREDICTION: Final = "constant-prediction"
     BIT_FLIP: Final = "bit-flip"
     DAMAGED_STATE: Final = "damaged-state"
+    BAD_ADVANTAGES: Final = "bad-advantages"
     DEAD_GROUPS: Final = "dead-groups"
     DEAD_UNITS: Final = "dead-units"
     EARLY_DIVERGENCE: Final = "early-divergence"

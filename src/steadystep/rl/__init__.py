@@ -34,6 +34,7 @@ _LEAST_FIT = 0.5  # share of the variance of the reward that the curve explains
 _READINGS, _BEFORE = 32, 8  # rewards: in all, and those that are usual
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 _JUMP, _OF_RANGE = 8.0, 0.3  # deviations of one reading, and of the range of all of them
+_LAST, _AT_ONCE = 2, 0.7  # readings, in which that much of the way has to be made
 _LARGEST_ENTROPY = 20.0  # nats: of a vocabulary of 5e8
 
 
@@ -177,7 +178,10 @@ class RewardJump:
             usual, since = median(reward for reward, _ in known[-_BEFORE:]), int(known[-_BEFORE][1])
             noise = math.sqrt(fmean((b[0] - a[0]) ** 2 for a, b in pairwise(known)) / 2.0)
             limit = max(_JUMP * noise, _OF_RANGE * (self._range[1] - self._range[0]))
-            found = (usual, limit, since) if abs(value - usual) > limit > 0.0 else None
+            far = abs(value - usual)
+            # why: a mean over recent episodes follows the policy by degrees, and late
+            at_once = abs(value - known[-_LAST][0]) > _AT_ONCE * far
+            found = (usual, limit, since) if far > limit > 0.0 and at_once else None
         self._readings = [*(() if found else known[1 - _READINGS :]), [value, float(step)]]
         self._range = [min(self._range[0], value), max(self._range[1], value)]
         return found

@@ -87,6 +87,7 @@ class Monitor:
         if advantages is not None:
             spread = tokens if advantages.shape == tokens.shape else _Tokens.of(advantages, None)
             found["advantage_std"], found["advantage_peak"] = spread.std(advantages), spread.largest(advantages.abs())
+            found |= _agreement(advantages, rewards, groups, values, returns, mask)
         if values is not None and returns is not None:
             found |= _value_function(values, returns, mask)
         return found | _samples(rewards, groups, lengths, truncated)
@@ -133,6 +134,12 @@ class _Tokens:
     def largest(self, values: Tensor) -> Tensor:
         return self._kept(values, -torch.inf).amax() if values.numel() else values.new_zeros(())
 
+    def correlation(self, first: Tensor, second: Tensor) -> Tensor:
+        first, second = first.float() - self.mean(first), second.float() - self.mean(second)
+        size = (self.mean(first.square()) * self.mean(second.square())).sqrt()
+        product = self.mean(first * second) / size.clamp(min=torch.finfo(torch.float32).tiny)
+        return torch.where(size > 0.0, product, torch.zeros_like(product))
+
     def quantile(self, values: Tensor, share: float) -> Tensor:
         """The value at rank round(share * (count - 1))."""
         ordered = self._kept(values, torch.inf).flatten().sort().values
@@ -159,6 +166,28 @@ def _mismatch(tokens: _Tokens, difference: Tensor) -> dict[str, Tensor]:
         "mismatch_kl": tokens.mean(_k3(difference)),
         "ess": total.square() / squares,  # (sum w)^2 / (n sum w^2): 1 where all weights are equal
     }
+
+
+def _agreement(
+    advantages: Tensor,
+    rewards: Tensor | None,
+    groups: Tensor | int | None,
+    values: Tensor | None,
+    returns: Tensor | None,
+    mask: Tensor | None,
+) -> dict[str, Tensor]:
+    """Whether advantages and what they stand for rise together: returns less values, or rewards inside their group."""
+    if values is not None and returns is not None and values.shape == returns.shape == advantages.shape:
+        over = _Tokens.of(values, mask if mask is not None and mask.shape == values.shape else None)
+        return {"advantage_agreement": over.correlation(advantages, returns.float() - values.float())}
+    if rewards is None or rewards.numel() < 2 or advantages.shape[:1] != rewards.shape:
+        return {}
+    earned, each = rewards.float(), advantages.float()
+    each = each.flatten(1).mean(1) if each.dim() > 1 else each
+    if groups is not None:
+        place = _places(earned, groups)
+        earned, each = _centred(earned, place), _centred(each, place)
+    return {"advantage_agreement": _correlation(earned, each)}
 
 
 def _value_function(values: Tensor, returns: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
@@ -195,21 +224,33 @@ def _samples(
 
 def _equal_groups(rewards: Tensor, groups: Tensor | int) -> Tensor:
     """The share of groups whose rewards are all equal."""
+    place = _places(rewards, groups)
+    space, last = torch.zeros_like(rewards), place.amax()
+    largest = space.scatter_reduce(0, place, rewards, "amax", include_self=False)
+    smallest = space.scatter_reduce(0, place, rewards, "amin", include_self=False)
+    equal = largest - smallest <= _SAME * torch.maximum(largest.abs(), smallest.abs())
+    real = torch.arange(len(rewards), device=rewards.device) <= last  # the rest of the space is unused
+    return (equal & real).sum() / (last + 1)
+
+
+def _places(rewards: Tensor, groups: Tensor | int) -> Tensor:
+    """The group of each reward, numbered from 0."""
     if isinstance(groups, int):
         if groups < 1 or rewards.numel() % groups:
             raise MisuseError(f"groups = {groups}: {rewards.numel()} rewards are not a multiple of it")
-        groups = torch.arange(rewards.numel(), device=rewards.device) // groups
+        return torch.arange(rewards.numel(), device=rewards.device) // groups
     order = groups.flatten().argsort(stable=True)
-    known, ordered = groups.flatten()[order], rewards[order]
-    first = torch.ones_like(known, dtype=torch.bool)
-    first[1:] = known[1:] != known[:-1]
-    place = first.long().cumsum(0) - 1
-    space = torch.zeros_like(ordered)
-    largest = space.scatter_reduce(0, place, ordered, "amax", include_self=False)
-    smallest = space.scatter_reduce(0, place, ordered, "amin", include_self=False)
-    equal = largest - smallest <= _SAME * torch.maximum(largest.abs(), smallest.abs())
-    real = torch.arange(len(ordered), device=ordered.device) <= place[-1:]  # the rest of the space is unused
-    return (equal & real).sum() / (place[-1:].sum() + 1)
+    known = groups.flatten()[order]
+    first = torch.zeros_like(order)
+    first[1:] = (known[1:] != known[:-1]).long()
+    return torch.zeros_like(order).scatter(0, order, first.cumsum(0))
+
+
+def _centred(values: Tensor, place: Tensor) -> Tensor:
+    """Values less the mean of their group."""
+    space = torch.zeros_like(values)
+    means = space.scatter_add(0, place, values) / space.scatter_add(0, place, torch.ones_like(values)).clamp(min=1.0)
+    return values - means[place]
 
 
 def _correlation(first: Tensor, second: Tensor) -> Tensor:

@@ -148,6 +148,11 @@ METRICS: tuple[Metric, ...] = (
         aliases=("critic/advantages/max", "advantages/max"),
     ),
     Metric(
+        name="advantage_agreement",
+        meaning="correlation of the advantages with rewards inside their group, or with returns less values",
+        worse="lower",
+    ),
+    Metric(
         name="zero_variance_groups",
         meaning="share of groups whose rewards are all equal: they teach nothing",
         worse="higher",
@@ -170,6 +175,12 @@ METRICS: tuple[Metric, ...] = (
         meaning="mean value, or mean Q of the actions taken",
         worse="higher",
         aliases=("critic/values/mean", "values", "losses/q_values", "q_values", "q_mean", "losses/qf1_values"),
+    ),
+    Metric(
+        name="policy_loss",
+        meaning="loss of the policy alone; in SAC and DDPG minus the value of its actions",
+        worse="either",
+        aliases=("actor_loss", "losses/actor_loss", "actor/pg_loss", "losses/policy_loss", "policy_gradient_loss"),
     ),
     Metric(
         name="response_length",

@@ -11,6 +11,7 @@ import numpy as np
 
 from steadystep.config import Config
 from steadystep.detectors import (
+    BadAdvantages,
     DeadGroups,
     Detector,
     EntropyCollapse,
@@ -193,7 +194,7 @@ def _in_steps(text: str, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]") ->
 
 _OF_A_POLICY: tuple[Callable[[], Detector], ...] = (
     *(PolicyMismatch, RatioExplosion, RewardHacking, ValueDivergence, KlBlowUp, EntropyCollapse),
-    *(RewardCollapse, DeadGroups, FlatReward),
+    *(RewardCollapse, BadAdvantages, DeadGroups, FlatReward),
 )
 
 

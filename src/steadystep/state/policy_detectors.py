@@ -56,6 +56,14 @@ class DeadGroupsState(PartState):  # noqa: D101
     shares: Losses
     rewards: Annotated[list[Losses], Field(min_length=2, max_length=2)]
     told: bool
+    spreads: Losses = Field(default_factory=list)
+    gone: WholeNumber = 0
+
+
+class BadAdvantagesState(PartState):  # noqa: D101
+    agreements: Losses
+    against: WholeNumber
+    peak: ExtremeState
 
 
 class FallState(PartState):
@@ -87,6 +95,7 @@ class ValueDivergenceState(PartState):  # noqa: D101
 
 
 POLICY_DETECTORS: dict[str, Any] = {
+    "bad-advantages": BadAdvantagesState,
     "dead-groups": DeadGroupsState,
     "entropy-collapse": EntropyCollapseState,
     "flat-reward": dict[str, Losses],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from steadystep.config import Config
 from steadystep.detectors import (
     AttentionLogitGrowth,
+    BadAdvantages,
     BitFlips,
     DamagedState,
     DeadGroups,
@@ -86,6 +87,7 @@ SILENT: dict[str, Callable[[], Detector]] = {
     "bit-flip": BitFlips,
     "miscomputation": Miscomputations,
     "kl-blow-up": KlBlowUp,
+    "bad-advantages": BadAdvantages,
     "dead-groups": DeadGroups,
     "policy-mismatch": PolicyMismatch,
     "ratio-explosion": RatioExplosion,

@@ -409,6 +409,7 @@ def test_a_batch_that_repeats_and_rollouts_are_about_the_weights() -> None:
         ([finding("reward-hacking"), finding("value-divergence")], "reward-hacking"),
         ([finding("value-divergence"), finding("kl-blow-up")], "value-divergence"),
         ([finding("reward-collapse"), finding("dead-groups")], "policy-collapse"),
+        ([finding("reward-collapse"), finding("bad-advantages")], "bad-advantages"),
         ([finding("dead-groups"), finding("flat-reward")], "dead-groups"),
         ([finding("miscomputation", "act"), finding("bit-flip", "act")], "miscomputed-step"),
         ([finding("bit-flip", "act"), finding("early-divergence", "act")], "damaged-weights"),

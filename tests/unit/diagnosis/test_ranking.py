@@ -382,7 +382,10 @@ class TestBesideAnIncident:
 
     @pytest.mark.parametrize(
         "detector",
-        ["policy-mismatch", "ratio-explosion", "reward-hacking", "value-divergence", "reward-collapse", "dead-groups"],
+        [
+            *("policy-mismatch", "ratio-explosion", "reward-hacking", "value-divergence", "reward-collapse"),
+            *("dead-groups", "bad-advantages"),
+        ],
     )
     def test_one_warning_about_a_policy(self, detector: str) -> None:
         assert causes(incidents=self.RAISED, warned=tallies(detector))[0] == "exception-in-step"

@@ -72,11 +72,27 @@ def test_warnings_count_between_the_change_and_the_deadline() -> None:
     assert (line["noticed"], line["named"]) == (15, False)
 
 
+def test_newer_causes_are_counted_apart() -> None:
+    newer = [[165, "bad-advantages", "warn", "bad-advantages"]]
+    told = summary([TWIN, row("observe", NAME, LOST, 0.2, said=newer)])
+    assert (told["named_in_time"], told["named_without_newer_causes"]) == (1, 0)
+    told = summary([TWIN, row("observe", NAME, LOST, 0.2, said=newer + SAID)])
+    assert (told["named_in_time"], told["named_without_newer_causes"]) == (1, 1)
+
+
 @pytest.mark.parametrize(("level", "stayed"), [(0.95, 1), (0.94, 0), (math.nan, 0)])
 def test_the_last_evaluations_are_told_beside_the_final_weights(level: float, stayed: int) -> None:
     rows = [TWIN, row("observe", NAME, LOST, 0.2, said=SAID), row("autopilot", NAME, LOST, 1.0, level=level)]
     told = summary(rows)
     assert (told["recovered"], told["stayed"]) == (1, stayed)
+
+
+@pytest.mark.parametrize(("final", "share"), [(0.0, 1.0), (0.2, 1.0), (-0.1, 0.0), (math.nan, 0.0)])
+def test_a_twin_that_ends_with_nothing_is_no_division_by_zero(final: float, share: float) -> None:
+    rows = [TWIN | {"final": 0.0}, row("observe", NAME, LOST, final, said=SAID), row("autopilot", NAME, LOST, final)]
+    (line,) = summary(rows)["lines"]
+    assert (line["observed"], line["guarded"]) == (share, share)
+    assert line["held"] == 1.0
 
 
 @pytest.mark.parametrize(("final", "recovered"), [(0.95, 1), (0.94, 0), (math.nan, 0)])

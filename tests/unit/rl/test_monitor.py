@@ -1,6 +1,7 @@
 """The metrics of a policy, against plain loops over numbers."""
 
 import math
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -75,6 +76,41 @@ def test_a_ratio_beyond_all_numbers_stays_finite() -> None:
 )
 def test_groups_with_equal_rewards(rewards: list[float], groups: Tensor | int, share: float) -> None:
     assert measured(rewards=torch.tensor(rewards), groups=groups)["zero_variance_groups"] == pytest.approx(share)
+
+
+NUMBERS = st.floats(-9, 9, width=32).filter(lambda x: x == 0.0 or abs(x) > 1e-2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS), min_size=2, max_size=30))
+@settings(deadline=None)
+def test_advantages_agree_with_rewards_inside_their_groups(rows: list[tuple[int, float, float]]) -> None:
+    groups, rewards, advantages = zip(*rows, strict=True)
+
+    def centred(values: tuple[float, ...]) -> list[float]:
+        means = {g: fmean(v for v, of in zip(values, groups, strict=True) if of == g) for g in groups}
+        return [v - means[g] for v, g in zip(values, groups, strict=True)]
+
+    one, two = centred(rewards), centred(advantages)
+    size = math.sqrt(sum(x * x for x in one) * sum(x * x for x in two))
+    if size < 1e-1:
+        return
+    tensors = {"rewards": torch.tensor(rewards), "groups": torch.tensor(groups)}
+    expected = sum(x * y for x, y in zip(one, two, strict=True)) / size
+    for shape in ((-1,), (-1, 1)):
+        found = measured(**tensors, advantages=torch.tensor(advantages).reshape(shape).expand(-1, *shape[1:] and (3,)))
+        assert found["advantage_agreement"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_advantages_agree_with_returns_less_values() -> None:
+    values, returns = torch.tensor([1.0, 2.0, 3.0, 9.0]), torch.tensor([2.0, 1.0, 5.0, -9.0])
+    mask = torch.tensor([1, 1, 1, 0])
+    for sign in (1.0, -1.0):
+        advantages = sign * torch.tensor([1.0, -1.0, 2.0, 50.0])
+        found = measured(values=values, returns=returns, advantages=advantages, mask=mask)
+        assert found["advantage_agreement"] == pytest.approx(sign)
+    assert measured(values=values, returns=values, advantages=values)["advantage_agreement"] == 0.0
+    assert "advantage_agreement" not in measured(advantages=values)
+    assert "advantage_agreement" not in measured(advantages=values, rewards=torch.tensor([1.0, 2.0]))
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9, width=32), st.floats(-9, 9, width=32)), min_size=2, max_size=30))

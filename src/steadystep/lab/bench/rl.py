@@ -1,7 +1,8 @@
 """`steadystep bench rl`: planted collapses of small RL programs, and healthy ones beside them.
 
 A collapse counts where the run that is only observed loses at least half of the reward it had gained, or never reaches
-half of what its healthy twin gains. Seeds 0 to 2 and 710 to 712 are for choosing, 713 and 714 for reporting: run once.
+half of what its healthy twin gains. Seeds 0 to 2, 600 to 619 and 710 to 717 have been used for choosing; those of the
+judge are run once.
 """
 
 import math
@@ -18,8 +19,10 @@ from steadystep.lab.rl import COLLAPSES, PROGRAMS
 from steadystep.lab.rl.run import SCORED
 from steadystep.lab.rl.run import run_arm as run_program
 
-JUDGE_SEEDS = (713, 714)
+JUDGE_SEEDS = (720, 721)
 BARS = {"named_in_time": 0.9, "of_twin": 0.95, "recovered": 0.8, "warnings_per_10k": 0.5}
+NEWER_CAUSES = frozenset({"bad-advantages"})
+"""Causes that are newer than the study: what is named right is counted with and without them."""
 QUICK = ("proxy reward, grid", "wrong sign, a2c", "NaN rewards, dqn")
 
 
@@ -59,7 +62,7 @@ class Rewards:
         self.gained = max((score for step, score in self._curve if step <= self.start), default=self._first)
         self.gained -= self._first
         recent = [score for step, score in self._curve if step <= self.start][-SCORED:]
-        self.held = math.fsum(recent) / len(recent) / twin["final"]
+        self.held = _over(math.fsum(recent) / len(recent), twin["final"])
         """What the policy at the change would end with, over the twin: the bound where nothing more can be learned."""
         self._twin_gained = twin["final"] - self._first
         self._final = observed["final"]
@@ -86,8 +89,14 @@ def _share(row: Row, twin: Row, what: str = "final") -> float:
     """The final reward over the twin's; nothing is left of weights that are lost."""
     # why "final" as well: rows of earlier versions have that alone
     ours, theirs = (each[what] if what in each else each["final"] for each in (row, twin))
-    final: float = ours / theirs
-    return final if math.isfinite(final) else 0.0
+    return _over(ours, theirs)
+
+
+def _over(ours: float, theirs: float) -> float:
+    """A share of the twin's reward; of a twin that ends with nothing, anything is all of it."""
+    if not (math.isfinite(ours) and math.isfinite(theirs)):
+        return 0.0
+    return ours / theirs if theirs > 0.0 else float(ours >= theirs)
 
 
 def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
@@ -106,6 +115,7 @@ def _line(observed: Row, guarded: Row | None, twin: Row) -> dict[str, Any]:
         "noticed": in_time[0][0] - rewards.start if in_time else None,
         "lead": rewards.deadline - in_time[0][0] if in_time else None,
         "named": any(each[0] < rewards.deadline for each in named),
+        "named_before": any(each[0] < rewards.deadline for each in named if each[3] not in NEWER_CAUSES),
         "said": dict(Counter(each[3] for each in in_time)),
         "twin": twin["final"],
         "held": rewards.held,
@@ -134,6 +144,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "harmless": len(lines) - len(counted),
         "noticed_in_time": sum(line["noticed"] is not None for line in counted),
         "named_in_time": sum(line["named"] for line in counted),
+        "named_without_newer_causes": sum(line["named_before"] for line in counted),
         "lead": median([line["lead"] for line in counted if line["lead"] is not None] or [math.nan]),
         "guarded": len(guarded),
         "recovered": sum(line["recovered"] for line in guarded),
@@ -206,7 +217,8 @@ def _caption(told: dict[str, Any]) -> str:
     of = f" of {told['collapses']}"
     return (
         f"{told['collapses']} runs collapsed when only observed: noticed in time {told['noticed_in_time']}, with the "
-        f"right cause {told['named_in_time']}{of}, median lead {told['lead']:.0f} steps; guarded at 95 % of the "
+        f"right cause {told['named_in_time']}{of} ({told['named_without_newer_causes']} without "
+        f"{', '.join(NEWER_CAUSES)}, a newer cause), median lead {told['lead']:.0f} steps; guarded at 95 % of the "
         f"healthy twin {told['recovered']} of {told['guarded']} (by the mean of the last four evaluations "
         f"{told['stayed']}; the policy at the change is in {told['held_enough']}, median {told['held']:.0%}), better "
         f"than observed {told['better']}, worse {told['worse']}, halted {told['halted']}. "

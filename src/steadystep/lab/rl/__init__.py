@@ -109,7 +109,10 @@ class Collapse:
 
 _MISMATCH, _HACKING = ("policy-mismatch",), ("reward-hacking",)
 _RATE = ("learning-rate-too-high", "schedule-error", "policy-collapse", "ratio-explosion", "policy-drift")
-_ADVANTAGES = ("policy-collapse", "policy-drift", "ratio-explosion", "exploding-gradient", "value-divergence")
+_ADVANTAGES = (
+    *("policy-collapse", "policy-drift", "ratio-explosion", "exploding-gradient", "value-divergence"),
+    "bad-advantages",  # newer than the rest: `lab.bench.rl` counts with it and without
+)
 _VALUES = ("value-divergence", "policy-collapse")
 _NAN = ("bad-batch", "non-finite-loss", "metric-out-of-bounds", "non-finite-input")
 

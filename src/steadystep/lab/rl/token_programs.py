@@ -177,6 +177,7 @@ class TokenProgram(Program):
         whole = mask.sum(1) == self.task.max_len
         self._told = self._monitor.measure(
             rewards=rewards,
+            advantages=None if self.model.value is not None else advantages[:, 0],
             groups=settings.group,
             lengths=mask.sum(1),
             truncated=whole & (responses[:, -1] != EOS) if self.task.ends else None,
@@ -228,7 +229,7 @@ class TokenProgram(Program):
             mask=mask,
             entropy=entropy,
         )
-        told, self._told = told | self._told, {}
+        told, self._told = self._told | told, {}
         return {name: float(value) for name, value in told.items()}  # sync: CPU only
 
     @torch.no_grad()

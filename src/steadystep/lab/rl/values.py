@@ -250,8 +250,9 @@ class SAC(ReplayProgram):
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Numbers:
         """Return value loss, mean value, entropy and temperature, and the return of recent episodes now and then."""
-        critic, _, _, value, density = self._losses(batch)
+        critic, actor, _, value, density = self._losses(batch)
         told = {"value_loss": float(critic), "value_mean": float(value), "entropy": -float(density)}
+        told["policy_loss"] = float(actor)
         return told | {"alpha": float(self.log_alpha.exp())} | self.told()
 
     @torch.no_grad()
