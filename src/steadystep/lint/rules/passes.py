@@ -77,9 +77,13 @@ def passes(context: Context) -> Iterator[Pass]:
 
 def steps_in(context: Context, node: ast.AST) -> bool:
     """Whether a step or a backward stands in it."""
-    inside = set(ast.walk(node))
-    steps = context.events("backward", "step", "scaler-step", "guard", "opaque")
-    return any(e.node in inside for e in steps if e.kind != "opaque" or e.owner)
+    steps = context.script.once("nodes that step", lambda: _that_step(context))
+    return any(inner in steps for inner in ast.walk(node))
+
+
+def _that_step(context: Context) -> set[ast.AST]:
+    found = context.events("backward", "step", "scaler-step", "guard", "opaque")
+    return {e.node for e in found if e.kind != "opaque" or e.owner}
 
 
 def trains(context: Context, node: ast.AST) -> bool:

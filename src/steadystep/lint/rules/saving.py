@@ -11,6 +11,7 @@ from steadystep.lint.script import Script
 from steadystep.lint.sources import sources
 
 _POSITION = re.compile(r"^(epoch|step|iter|iteration|global_step|next_epoch|start_epoch|it)s?$", re.I)
+_RESTORES = re.compile(r"(restart|resume|restore|load)\w*(checkpoint|ckpt|state|run)|^(restart|resume|restore)", re.I)
 _OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|trainer|engine", re.I)
 
 
@@ -36,7 +37,8 @@ def _tables(script: Script, call: ast.Call) -> list[ast.Dict]:
     given = call.args[0] if call.args else None
     if isinstance(given, ast.Name):
         later = [n for n in script.nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)]
-        if any(name_of(n.value) == given.id for n in later):
+        # why: an entry by its name is read like the others, in `_keeps_optimizer`
+        if any(name_of(n.value) == given.id and not isinstance(n.slice, ast.Constant) for n in later):
             return []
     made = [v for v, _ in sources(script, given)] if given is not None else []
     return [v for v in made if isinstance(v, ast.Dict)] if all(isinstance(v, ast.Dict) for v in made) else []
@@ -44,6 +46,8 @@ def _tables(script: Script, call: ast.Call) -> list[ast.Dict]:
 
 def _resumes(script: Script) -> bool:
     """`start = torch.load(path)["epoch"]`, at once or through a name, and weights that are loaded."""
+    if any(_is_restored(script, call) for calls in list(script.calls.values()) for call in calls):
+        return True
     if "load_state_dict" not in script.calls or "load" not in script.calls:
         return False
     for node in script.nodes:
@@ -58,6 +62,20 @@ def _resumes(script: Script) -> bool:
             isinstance(v, ast.Call) and last(name_of(v.func)) in ("load", "load_checkpoint") for v in made
         ):
             return True
+    return False
+
+
+def _is_restored(script: Script, call: ast.Call) -> bool:
+    """`restart_from_checkpoint(path, run_variables=state, ...)`, and then `start = state["epoch"]`."""
+    if not _RESTORES.search(name_of(call.func)):
+        return False
+    for name in (a.id for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Name)):
+        tables = [v for v in script.values(name, call) if isinstance(v, ast.Dict)]
+        keys = {k.value for t in tables for k in t.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)}
+        for key in (k for k in keys if _POSITION.search(k)):
+            read = [n for n in script.nodes if isinstance(n, ast.Subscript) and name_of(n.value) == name]
+            if any(getattr(n.slice, "value", None) == key and n.lineno > call.lineno for n in read):
+                return True
     return False
 
 

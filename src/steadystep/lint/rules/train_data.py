@@ -188,9 +188,10 @@ def _blocks(script: Script, stmt: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     """`val_rmse = rmse(model, train_loader)`, and the same in a table, a log line or a keyword."""
-    given = [data_name(a) for a in (*call.args, *(k.value for k in call.keywords))]
-    trained = [n for n in given if TRAIN.search(n)]
-    if not trained or any(HELD_OUT.search(n) for n in given):
+    values = [*call.args, *(k.value for k in call.keywords)]
+    trained = [data_name(a) for a in values if TRAIN.search(data_name(a)) and not _is_counter(context.script, a)]
+    # why the whole name too: `dev_set.examples` is held out
+    if not trained or any(HELD_OUT.search(n) for a in values for n in (data_name(a), *name_of(a).split("."))):
         return
     names = _names_of_result(context.script, call)
     if not names or not all(_SCORE.match(last(n)) or _LABEL.search(n) for n in names):
@@ -203,6 +204,15 @@ def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     if "make" in called or "load" in called or "split" in called:
         return
     yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=HELD_OUT_DATA)
+
+
+def _is_counter(script: Script, node: ast.expr) -> bool:
+    """`train_iter`, which goes up by one: data does not."""
+    counted = script.once(
+        "counters",
+        lambda: {name_of(n.target) for n in script.nodes if isinstance(n, ast.AugAssign) and name_of(n.target)},
+    )
+    return name_of(node) in counted
 
 
 def _names_of_result(script: Script, call: ast.Call) -> list[str]:
