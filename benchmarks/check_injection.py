@@ -367,7 +367,7 @@ def grad_typo(source: Source) -> Iterator[str]:
 
 def through_numpy(source: Source) -> Iterator[str]:
     for call in [*_losses(source, "cross_entropy", "CrossEntropyLoss"), *_losses(source, "mse_loss", "MSELoss")]:
-        if isinstance(call.args[0], ast.Name) and source.of("backward"):
+        if isinstance(call.args[0], ast.Name) and source.goes_back_around(call):
             name = call.args[0].id
             yield source.replaced(call.args[0], f"torch.tensor({name}.detach().cpu().numpy(), requires_grad=True)")
 

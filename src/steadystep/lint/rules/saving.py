@@ -11,6 +11,7 @@ from steadystep.lint.script import Script
 from steadystep.lint.sources import sources
 
 _POSITION = re.compile(r"^(epoch|step|iter|iteration|global_step|next_epoch|start_epoch|it)s?$", re.I)
+_SETTINGS = re.compile(r"^_?(config|cfg|conf|args|opts?|hparams|hyp|params|settings|options)$", re.I)
 _RESTORES = re.compile(r"(restart|resume|restore|load)\w*(checkpoint|ckpt|state|run)|^(restart|resume|restore)", re.I)
 _OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|trainer|engine", re.I)
 
@@ -86,8 +87,17 @@ def _keeps_optimizer(script: Script) -> bool:
             owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
             if name not in ("state_dict", "load_state_dict") or _OPTIMIZER.search(ast.unparse(owner)):
                 return True
-    texts = (n.value for n in script.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    return any(_OPTIMIZER.search(text) and len(text) < 40 and " " not in text for text in texts)
+    texts = [n for n in script.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    named = [n for n in texts if _OPTIMIZER.search(n.value) and len(n.value) < 40 and " " not in n.value]
+    return any(not _is_setting(script, n) for n in named)
+
+
+def _is_setting(script: Script, text: ast.AST) -> bool:
+    """`config["training"]["optimizer"]`: what the optimizer is, not its state."""
+    entry = script.parents.get(text)
+    while isinstance(entry, ast.Subscript):
+        entry = entry.value
+    return bool(_SETTINGS.match(last(name_of(entry))))
 
 
 def _optimizers(context: Context) -> list[ast.Call]:
