@@ -42,6 +42,7 @@ def _tables(script: Script, call: ast.Call) -> list[ast.Dict]:
         if any(name_of(n.value) == given.id and not isinstance(n.slice, ast.Constant) for n in later):
             return []
     made = [v for v, _ in sources(script, given)] if given is not None else []
+    made = [v for v in made if not (isinstance(v, ast.Call) and last(name_of(v.func)) == "load")]  # read on resume
     return [v for v in made if isinstance(v, ast.Dict)] if all(isinstance(v, ast.Dict) for v in made) else []
 
 

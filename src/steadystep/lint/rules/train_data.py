@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.names import last, name_of
+from steadystep.lint.events import EnteredLoop
+from steadystep.lint.names import last, name_of, parameters
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.evaluation import evaluates_quietly
 from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, names_in, passes, training_loops
@@ -256,6 +257,13 @@ def _only_measures(context: Context, call: ast.Call) -> bool:
     return bool(words & {"eval", "no_grad", "inference_mode"}) and not words & {"backward", "step"}
 
 
+def _data_of(script: Script, loop: EnteredLoop) -> tuple[str, object]:
+    """Its path; of a parameter that no caller has named with the function: two have one name for their data."""
+    scope = script.scope_of(loop.node)
+    own = not loop.sites and scope is not None and loop.path.partition(".")[0] in parameters(scope)
+    return loop.path, scope if own and not loop.path.startswith(("self.", "cls.")) else None
+
+
 def _by_phase(context: Context) -> Iterator[Hit]:
     """A pass that measures in the phase of validation, over what is named after the training data, or is the same."""
     script = context.script
@@ -270,8 +278,8 @@ def _by_phase(context: Context) -> Iterator[Hit]:
                 "SS404", place, f"the phase is {phase}, but it iterates over the training data", snippet=HELD_OUT_DATA
             )
             continue
-        same = {loop.path for root in context.roots for loop in training_loops(root)} - {""}
-        if one.loop.path not in same or not (one.quiet or one.twin):
+        same = {_data_of(script, loop) for root in context.roots for loop in training_loops(root)}
+        if not one.loop.path or _data_of(script, one.loop) not in same or not (one.quiet or one.twin):
             continue
         if not one.loop.sites and any(_SCORE.match(name) for name in _scored(one.loop.node)):
             message = f"a validation score is computed over {one.loop.path}, which is trained on"
