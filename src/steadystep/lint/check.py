@@ -119,7 +119,8 @@ def _ends(script: Script) -> dict[int, list[int]]:
     ends: dict[int, list[int]] = {}
     for node in script.nodes:
         if hasattr(node, "end_lineno"):
-            ends.setdefault(node.lineno, []).append(node.end_lineno or node.lineno)
+            line = int(getattr(node, "lineno", 0))
+            ends.setdefault(line, []).append(node.end_lineno or line)
     return ends
 
 

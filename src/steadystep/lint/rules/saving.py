@@ -88,8 +88,8 @@ def _keeps_optimizer(script: Script) -> bool:
             owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
             if name not in ("state_dict", "load_state_dict") or _OPTIMIZER.search(ast.unparse(owner)):
                 return True
-    texts = [n for n in script.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    named = [n for n in texts if _OPTIMIZER.search(n.value) and len(n.value) < 40 and " " not in n.value]
+    texts = [(n, n.value) for n in script.nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    named = [n for n, text in texts if _OPTIMIZER.search(text) and len(text) < 40 and " " not in text]
     return any(not _is_setting(script, n) for n in named)
 
 
