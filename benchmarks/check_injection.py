@@ -65,6 +65,12 @@ class Source:
                 return True
         return False
 
+    def goes_back_around(self, node: ast.AST) -> bool:
+        """Whether the function around it, or the file outside of functions, goes back."""
+        while node in self.parents and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node = self.parents[node]
+        return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in ast.walk(node))
+
     def is_reset(self, total: ast.AugAssign) -> bool:
         """Whether a total begins anew in the innermost loop around it, or around the update it is for."""
         node: ast.AST = total
@@ -222,6 +228,8 @@ def total_keeps_graph(source: Source) -> Iterator[str]:
         added = isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Call) and _leaf(node.value) == "item"
         if not added or not isinstance(node, ast.AugAssign) or not isinstance(node.value, ast.Call):
             continue
+        if not source.goes_back_around(node):
+            continue  # in an evaluation there is no graph to keep
         if _owner(node.value) in trained and source.in_loop(node) and not source.is_reset(node):
             yield source.replaced(node.value, _owner(node.value))
 
@@ -359,7 +367,7 @@ def grad_typo(source: Source) -> Iterator[str]:
 
 def through_numpy(source: Source) -> Iterator[str]:
     for call in [*_losses(source, "cross_entropy", "CrossEntropyLoss"), *_losses(source, "mse_loss", "MSELoss")]:
-        if isinstance(call.args[0], ast.Name) and source.of("backward"):
+        if isinstance(call.args[0], ast.Name) and source.goes_back_around(call):
             name = call.args[0].id
             yield source.replaced(call.args[0], f"torch.tensor({name}.detach().cpu().numpy(), requires_grad=True)")
 

@@ -110,8 +110,18 @@ def _lowered(report: Report) -> Report:
 
 def _end(script: Script, line: int) -> int:
     """The last line of the shortest statement that begins there."""
-    ends = [n.end_lineno or line for n in script.nodes if getattr(n, "lineno", 0) == line and hasattr(n, "end_lineno")]
+    ends = script.once("ends of lines", lambda: _ends(script)).get(line, [])
     return max(ends, default=line) if len(ends) < 200 else line
+
+
+def _ends(script: Script) -> dict[int, list[int]]:
+    """Where what begins in a line ends."""
+    ends: dict[int, list[int]] = {}
+    for node in script.nodes:
+        if hasattr(node, "end_lineno"):
+            line = int(getattr(node, "lineno", 0))
+            ends.setdefault(line, []).append(node.end_lineno or line)
+    return ends
 
 
 def check_path(path: Path) -> Iterator[Report]:

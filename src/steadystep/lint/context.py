@@ -133,16 +133,17 @@ class Context:
         self.roles = Roles(script)
         walk = Walk(script, self.roles)
         self.roots = [tuple(events) for events in walk.roots()]
+        self._held: dict[tuple[object, ...], list[Network] | None] = {}
+        self._of_kinds: dict[tuple[EventKind, ...], list[Event]] = {}
         self.asked = walk.asked
         self.cycles = [cycle for root in self.roots for cycle in _cycles(root)]
         self.trains = bool(self.cycles) or any(e.kind == "guard" for root in self.roots for e in root)
 
     def events(self, *kinds: EventKind) -> Iterator[Event]:
         """All events of these kinds."""
-        for root in self.roots:
-            for event in root:
-                if event.kind in kinds:
-                    yield event
+        if kinds not in self._of_kinds:  # every rule asks, for every loop, loss and network
+            self._of_kinds[kinds] = [event for root in self.roots for event in root if event.kind in kinds]
+        yield from self._of_kinds[kinds]
 
     def stepped(self, step: Event) -> list[Network] | None:
         """Whose parameters a step changes; None when the file does not tell."""
@@ -153,8 +154,11 @@ class Context:
 
     def held(self, written: str, outside: str, event: Event) -> list[Network] | None:
         """The networks of an optimizer, by its name at an event or by what the outermost caller calls it."""
-        found = networks_of(self.script, self.roles, written, event.node)
-        return found or networks_of(self.script, self.roles, outside, event.top or self.script.tree)
+        key = (written, outside, event.node, event.top)
+        if key not in self._held:
+            found = networks_of(self.script, self.roles, written, event.node)
+            self._held[key] = found or networks_of(self.script, self.roles, outside, event.top or self.script.tree)
+        return self._held[key]
 
     def mentions(self, *names: str) -> bool:
         """Whether any of these is called in the file."""

@@ -127,7 +127,7 @@ def recognise(call: ast.Call, script: Script, roles: Roles) -> Seen | None:
         return Seen("backward")
     seen = _method(call, call.func, leaf, roles) if isinstance(call.func, ast.Attribute) else None
     if seen is None and is_model_call(call, script):
-        return Seen("forward", owner_of(call.func))
+        return Seen("forward", owner_of(call.func).removesuffix(".forward"))
     return seen
 
 

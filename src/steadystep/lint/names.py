@@ -165,12 +165,42 @@ _PYTHON_2 = re.compile(
 )
 
 
+_LONG_TABLE, _KEPT_ROWS = 1000, 50
+
+
+def _without_long_tables(tree: ast.Module) -> ast.Module:
+    """The tree with the first rows of every long table of plain data: what is read of data, the first rows say."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.List | ast.Tuple | ast.Set) and len(node.elts) > _LONG_TABLE:
+            plain = [_is_data(e) for e in node.elts]
+            node.elts = [e for i, e in enumerate(node.elts) if i < _KEPT_ROWS or not plain[i]]
+        elif isinstance(node, ast.Dict) and len(node.keys) > _LONG_TABLE:
+            rows = list(zip(node.keys, node.values, strict=True))
+            kept = [(k, v) for i, (k, v) in enumerate(rows) if i < _KEPT_ROWS or not (_is_data(k) and _is_data(v))]
+            node.keys, node.values = [k for k, _ in kept], [v for _, v in kept]
+        waiting.extend(ast.iter_child_nodes(node))
+    return tree
+
+
+def _is_data(node: ast.expr | None) -> bool:
+    """A number, a text, or a table of such."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.operand, ast.Constant)
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return all(map(_is_data, node.elts))
+    return isinstance(node, ast.Dict) and all(map(_is_data, (*node.keys, *node.values)))
+
+
 def parse_script(text: str, path: str) -> ast.Module:
     """The tree, or a message with the line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an odd escape in somebody's string is not our business
-            return ast.parse(text)
+            return _without_long_tables(ast.parse(text))
     except SyntaxError as error:
         old = "; Python 2 is not supported" if _PYTHON_2.search(error.msg) else ""
         raise ConfigError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg}){old}") from None

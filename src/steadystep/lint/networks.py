@@ -197,9 +197,10 @@ def is_model_call(call: ast.Call, script: Script) -> bool:
     """`model(x)`: a call of something that is a network by its name or by how it was made."""
     if isinstance(call.func, ast.Subscript):
         return _is_entry(call.func, script)
-    name = name_of(call.func)
+    name = name_of(call.func).removesuffix(".forward")
     if (
         not name
+        or name in ("self", "cls")
         or name.partition(".")[0] in script.imports
         or last(name) in _LISTS
         or last(name) in script.functions

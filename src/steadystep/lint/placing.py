@@ -119,12 +119,25 @@ def opaque(call: ast.Call, stmt: ast.stmt, place: Place, script: Script, roles: 
     return Event(kind="opaque", node=call, stmt=stmt, owner=owner, local=owner)
 
 
-def cleared_by_hand(stmt: ast.stmt) -> list[Event]:
-    """`p.grad = None`."""
+def cleared_by_hand(stmt: ast.stmt, script: Script) -> list[Event]:
+    """`p.grad = None`, but not `if "head" in name: p.grad = None`, which leaves the others."""
     if not isinstance(stmt, ast.Assign) or not isinstance(stmt.value, ast.Constant) or stmt.value.value is not None:
         return []
     grads = [t for t in stmt.targets if isinstance(t, ast.Attribute) and t.attr == "grad"]
+    if grads and _is_picked(stmt, script):
+        return []
     return [Event(kind="zero", node=stmt, stmt=stmt, owner="", local="") for _ in grads]
+
+
+def _is_picked(stmt: ast.stmt, script: Script) -> bool:
+    """In a loop over named parameters, and only for those whose name has something in it."""
+    asked = [a.test for a in script.ancestors(stmt) if isinstance(a, ast.If)]
+    loops = [a for a in script.loops_of(stmt) if isinstance(a, ast.For) and isinstance(a.target, ast.Tuple)]
+    names = {n.id for loop in loops[:1] for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    return any(
+        isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In) and name_of(test.comparators[0]) in names
+        for test in asked
+    )
 
 
 def placed(event: Event, place: Place, top: ast.AST | None) -> Event:

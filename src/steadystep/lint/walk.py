@@ -98,7 +98,7 @@ class Walk:
                     self._block(case.body, replace(place, branch=(*place.branch, (self._count, arm))))
             case _:
                 self._expression(stmt, stmt, place)
-                for event in placing.cleared_by_hand(stmt):
+                for event in placing.cleared_by_hand(stmt, self._script):
                     self._add(event, place)
                 if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Yield) and self._bodies:
                     self._managed(place)

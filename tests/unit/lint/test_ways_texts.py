@@ -39,5 +39,5 @@ def test_what_is_right_gets_no_hit(title: str, text: str) -> None:
 
 
 def test_the_snippets_are_there() -> None:
-    assert len(_snippets("faulty")) == 223
-    assert len(_snippets("clean")) == 198
+    assert len(_snippets("faulty")) == 230
+    assert len(_snippets("clean")) == 204

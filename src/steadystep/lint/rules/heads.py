@@ -35,6 +35,9 @@ def _judge(context: Context, kind: str, ending: Ending, node: ast.AST) -> Iterat
     diff = _taken_out(context, node)
     if kind == "ce" and ending == "softmax":
         yield hit("SS303", node, "softmax before a cross-entropy that expects raw scores", diff=diff, snippet=_RAW)
+    elif kind == "logits" and ending in ("softmax", "sigmoid"):
+        code = "SS303" if ending == "softmax" else "SS304"
+        yield hit(code, node, f"{ending} before a loss that expects logits", diff=diff, snippet=_RAW)
     elif kind == "ce" and ending == "log_softmax":
         message = "log_softmax before a cross-entropy that applies it again: harmless, but not needed"
         yield hit("SS303", node, message, diff=diff, advice=True)
@@ -58,6 +61,8 @@ def _loss_kind(script: Script, call: ast.Call) -> str:
     made = [value for value, _ in named_sources(script, path_of(call.func), call)]
     again = [v for v in made if (script.scope_of(v), name_of(chained(v))) in script.assigned]
     kinds = {_kind_of(script, value) for value in made if value not in again}  # `criterion = criterion.cuda()`
+    if kinds == {"ce", "bce"}:
+        return "logits"  # chosen by an option, and raw scores either way
     return kinds.pop() if len(kinds) == 1 else ""
 
 

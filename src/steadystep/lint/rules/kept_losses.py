@@ -85,8 +85,8 @@ def _kept(script: Script, given: ast.expr, names: list[str]) -> ast.expr | None:
 
 def _steps_in(context: Context, event: Event) -> bool:
     """An update in every pass: a loop over the parts of one batch has few."""
-    steps = context.events("step", "scaler-step")
-    return any(e.inner is not None and e.inner == event.inner for e in steps)
+    steps = context.script.once("loops that step", lambda: {e.inner for e in context.events("step", "scaler-step")})
+    return event.inner is not None and event.inner in steps
 
 
 def _over_few(script: Script, loop: ast.For | ast.AsyncFor | ast.While) -> bool:

@@ -74,9 +74,9 @@ def _is_safe(script: Script, node: ast.expr, at: ast.AST, depth: int = 0) -> boo
     if isinstance(node, ast.Name):
         found = script.reaching(node.id, at)
         return found is not None and depth < _DEEPEST and _is_safe(script, found[1], found[0], depth + 1)
-    if _SAFE.search(ast.unparse(node)) or any(
-        isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add) for n in ast.walk(node)
-    ):
+    rows = {id(i) for n in ast.walk(node) if isinstance(n, ast.Subscript) for i in ast.walk(n.slice)}
+    added = (n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add) and id(n) not in rows)
+    if _SAFE.search(ast.unparse(node)) or any(added):
         return True
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n is not node]
     return depth < _DEEPEST and any(_is_safe(script, n, at, depth + 1) for n in names if not _is_called(script, n))

@@ -77,9 +77,13 @@ def passes(context: Context) -> Iterator[Pass]:
 
 def steps_in(context: Context, node: ast.AST) -> bool:
     """Whether a step or a backward stands in it."""
-    inside = set(ast.walk(node))
-    steps = context.events("backward", "step", "scaler-step", "guard", "opaque")
-    return any(e.node in inside for e in steps if e.kind != "opaque" or e.owner)
+    steps = context.script.once("nodes that step", lambda: _that_step(context))
+    return any(inner in steps for inner in ast.walk(node))
+
+
+def _that_step(context: Context) -> set[ast.AST]:
+    found = context.events("backward", "step", "scaler-step", "guard", "opaque")
+    return {e.node for e in found if e.kind != "opaque" or e.owner}
 
 
 def trains(context: Context, node: ast.AST) -> bool:
@@ -263,11 +267,20 @@ def _is_data(script: Script, scope: Function, core: ast.expr) -> bool:
 def put_into_eval_before(script: Script, site: ast.Call) -> bool:
     """The last that the caller runs above this line and that sets a mode has switched to eval, and not back."""
     scope = script.scope_of(site)
-    above = [c for calls in script.calls.values() for c in calls if c.lineno < site.lineno]
-    for call in sorted((c for c in above if script.scope_of(c) is scope), key=lambda c: -c.lineno):
+    here = script.once("calls by scope", lambda: _calls_by_scope(script)).get(scope, [])
+    for call in (c for c in here if c.lineno < site.lineno):
         function = target_of(call, script)
         around: ast.AST = function if function is not None else call.func
         words = {n.attr for n in ast.walk(around) if isinstance(n, ast.Attribute)}
         if words & {"eval", "train"}:
             return function is not None and not words & {"train", "backward", "step"}
     return False
+
+
+def _calls_by_scope(script: Script) -> dict[ScriptScope, list[ast.Call]]:
+    """The calls of every function, the lowest first."""
+    found: dict[ScriptScope, list[ast.Call]] = {}
+    for calls in list(script.calls.values()):
+        for call in calls:
+            found.setdefault(script.scope_of(call), []).append(call)
+    return {scope: sorted(calls, key=lambda c: -c.lineno) for scope, calls in found.items()}

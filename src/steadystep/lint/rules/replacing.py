@@ -70,7 +70,24 @@ def _runs_here(call: ast.Call) -> bool:
 
 
 def _is_new(script: Script, value: ast.Call) -> bool:
-    return makes_module(value, script) and not script.full(value.func).endswith(_WITHOUT)
+    name = script.full(value.func)
+    return makes_module(value, script) and not name.endswith(_WITHOUT) and not _has_no_parameters(script, last(name))
+
+
+def _has_no_parameters(script: Script, name: str) -> bool:
+    """A class of this file, straight from Module, that makes nothing with parameters: a loss, an activation."""
+    owner = script.classes.get(name)
+    if owner is None or [last(path_of(b)) for b in owner.bases] != ["Module"]:
+        return False
+    if {n.attr for n in ast.walk(owner) if isinstance(n, ast.Attribute)} & set(_ADDS):
+        return False
+    kept = [n for n in ast.walk(owner) if isinstance(n, ast.Assign) and path_of(n.targets[0]).startswith("self.")]
+    return not any(_may_hold_parameters(script.full(c.func)) for n in kept for c in calls_in(n))
+
+
+def _may_hold_parameters(full: str) -> bool:
+    plain = full.startswith("torch.") and last(full)[:1].islower() and not full.startswith("torch.nn.")
+    return not (plain or full.endswith(("Loss", *_WITHOUT)) or full in ("int", "float", "bool", "str", "len"))
 
 
 def _uses(value: ast.expr, model: str) -> bool:

@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.names import last, looks_like_loss, name_of
+from steadystep.lint.names import last, looks_like_loss, name_of, parameters
 from steadystep.lint.networks import is_model_call
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.loss import cut_at, under_no_grad
-from steadystep.lint.script import Script
+from steadystep.lint.script import Script, ScriptScope
 
 _BACK = ("from_numpy", "tensor", "as_tensor", "Tensor", "FloatTensor")
 _SAME = (
@@ -57,7 +57,8 @@ def _losses(context: Context) -> Iterator[ast.Call]:
     while waiting:
         at, expr, depth = waiting.pop()
         if isinstance(expr, ast.Name) and depth < _DEEPEST:  # in every arm of an `if`, not only in the last
-            named = script.assigned.get((script.scope_of(at), expr.id), ())
+            scope = script.scope_of(at)
+            named = [*script.assigned.get((scope, expr.id), ()), *_added(script).get((scope, expr.id), ())]
             waiting += [(s, v, depth + 1) for s, v in named if s.lineno < script.stmt_of(at).lineno]
             continue
         value = _value(script, expr, at)
@@ -67,6 +68,19 @@ def _losses(context: Context) -> Iterator[ast.Call]:
             waiting += [(at, part, depth + 1) for part in (value.left, value.right) if depth < _DEEPEST]
         elif isinstance(value, ast.Call) and not under_no_grad(script, value):
             yield value
+
+
+def _added(script: Script) -> dict[tuple[ScriptScope, str], list[tuple[ast.stmt, ast.expr]]]:
+    """`loss += criterion(out, y)`, by the name that is added to."""
+    return script.once("added to names", lambda: _all_added(script))
+
+
+def _all_added(script: Script) -> dict[tuple[ScriptScope, str], list[tuple[ast.stmt, ast.expr]]]:
+    found: dict[tuple[ScriptScope, str], list[tuple[ast.stmt, ast.expr]]] = {}
+    for node in script.nodes:
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name):
+            found.setdefault((script.scope_of(node), node.target.id), []).append((node, node.value))
+    return found
 
 
 def _value(script: Script, node: ast.expr | None, at: ast.AST) -> ast.expr | None:
@@ -128,6 +142,11 @@ def _has_graph(script: Script, node: ast.AST, at: ast.AST, depth: int = 0) -> bo
     if depth > _DEEPEST or (isinstance(node, ast.expr) and cut_at(node)):
         return False
     found = [script.reaching(n.id, at) for n in parts if isinstance(n, ast.Name)]
+    scope = script.scope_of(at)
+    asked = [n.id for n in parts if isinstance(n, ast.Name) and scope is not None and n.id in parameters(scope)]
+    given = [v for name in asked if script.reaching(name, at) is None for v in script.values(name, at)]
+    if any(v is not node and _has_graph(script, v, v, depth + 1) for v in given):  # by those who call
+        return True
     return any(f is not None and f[1] is not node and _has_graph(script, f[1], f[0], depth + 1) for f in found)
 
 

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 
 from steadystep.lint.context import Context, hit
-from steadystep.lint.names import last, name_of
+from steadystep.lint.events import EnteredLoop
+from steadystep.lint.names import last, name_of, parameters
 from steadystep.lint.report import Hit
 from steadystep.lint.rules.evaluation import evaluates_quietly
 from steadystep.lint.rules.passes import HELD_OUT, TRAIN, Pass, measured_passes, names_in, passes, training_loops
@@ -188,9 +189,10 @@ def _blocks(script: Script, stmt: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     """`val_rmse = rmse(model, train_loader)`, and the same in a table, a log line or a keyword."""
-    given = [data_name(a) for a in (*call.args, *(k.value for k in call.keywords))]
-    trained = [n for n in given if TRAIN.search(n)]
-    if not trained or any(HELD_OUT.search(n) for n in given):
+    values = [*call.args, *(k.value for k in call.keywords)]
+    trained = [data_name(a) for a in values if TRAIN.search(data_name(a)) and not _is_counter(context.script, a)]
+    # why the whole name too: `dev_set.examples` is held out
+    if not trained or any(HELD_OUT.search(n) for a in values for n in (data_name(a), *name_of(a).split("."))):
         return
     names = _names_of_result(context.script, call)
     if not names or not all(_SCORE.match(last(n)) or _LABEL.search(n) for n in names):
@@ -203,6 +205,15 @@ def _by_call(context: Context, call: ast.Call) -> Iterator[Hit]:
     if "make" in called or "load" in called or "split" in called:
         return
     yield hit("SS404", context.script.stmt_of(call), f"{names[0]} is measured on {trained[0]}", snippet=HELD_OUT_DATA)
+
+
+def _is_counter(script: Script, node: ast.expr) -> bool:
+    """`train_iter`, which goes up by one: data does not."""
+    counted = script.once(
+        "counters",
+        lambda: {name_of(n.target) for n in script.nodes if isinstance(n, ast.AugAssign) and name_of(n.target)},
+    )
+    return name_of(node) in counted
 
 
 def _names_of_result(script: Script, call: ast.Call) -> list[str]:
@@ -246,6 +257,13 @@ def _only_measures(context: Context, call: ast.Call) -> bool:
     return bool(words & {"eval", "no_grad", "inference_mode"}) and not words & {"backward", "step"}
 
 
+def _data_of(script: Script, loop: EnteredLoop) -> tuple[str, object]:
+    """Its path; of a parameter that no caller has named with the function: two have one name for their data."""
+    scope = script.scope_of(loop.node)
+    own = not loop.sites and scope is not None and loop.path.partition(".")[0] in parameters(scope)
+    return loop.path, scope if own and not loop.path.startswith(("self.", "cls.")) else None
+
+
 def _by_phase(context: Context) -> Iterator[Hit]:
     """A pass that measures in the phase of validation, over what is named after the training data, or is the same."""
     script = context.script
@@ -260,8 +278,8 @@ def _by_phase(context: Context) -> Iterator[Hit]:
                 "SS404", place, f"the phase is {phase}, but it iterates over the training data", snippet=HELD_OUT_DATA
             )
             continue
-        same = {loop.path for root in context.roots for loop in training_loops(root)} - {""}
-        if one.loop.path not in same or not (one.quiet or one.twin):
+        same = {_data_of(script, loop) for root in context.roots for loop in training_loops(root)}
+        if not one.loop.path or _data_of(script, one.loop) not in same or not (one.quiet or one.twin):
             continue
         if not one.loop.sites and any(_SCORE.match(name) for name in _scored(one.loop.node)):
             message = f"a validation score is computed over {one.loop.path}, which is trained on"
