@@ -19,7 +19,7 @@ from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
 from steadystep.examination.comparison import COMPARED
-from steadystep.examination.experiments import HAS_LEARNED
+from steadystep.examination.experiments import HAS_LEARNED, UNDECIDED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
 
@@ -73,7 +73,7 @@ def told_together(facts: Facts, seen: tuple[Diagnosis, ...], done: Examination) 
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
     judged = is_judged(facts) and not facts.measured.loop.turns
-    if done.causes[0].evidence.startswith(HAS_LEARNED) or not judged:
+    if done.causes[0].evidence.startswith((HAS_LEARNED, *UNDECIDED)) or not judged:
         seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
     if seen[0].cause == Cause.HEALTHY and any(facts.trace.first_norms):  # a policy that has nothing left to gain
         gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
@@ -200,7 +200,11 @@ def one_story(
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
-    first = [d for d in others if unknown or d.cause + d.fault in sure or _goes_before(d, tried[0])]
+    # where both name the same first, the comparison has confirmed it
+    confirmed = (tried[0].cause, tried[0].fault) == (seen[0].cause, seen[0].fault) if seen else False
+    first = [
+        d for d in others if unknown or d.cause + d.fault in sure or (_goes_before(d, tried[0]) and not confirmed)
+    ]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]

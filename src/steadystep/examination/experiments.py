@@ -22,6 +22,8 @@ from steadystep.examination.workbench import Trial, Variation, Workbench, paired
 from steadystep.records import Diagnosis
 
 HAS_LEARNED = "the model has learned"
+UNDECIDED = ("no sign of a fault; learning is not judged", "no trial learns")
+"""What is said where no trial says anything: it refutes nothing that the run has shown."""
 _CLEARLY, _FAR = 0.1, 0.25  # of the present loss
 _WELL = 0.1  # of the first loss, in one trial
 _BELOW = 0.95  # of the loss of the best constant
