@@ -2,7 +2,7 @@
 
 from steadystep.diagnosis.data_evidence import num_batches
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.learning import JUDGED_AFTER, is_policy, learns, progress, supervised, target
+from steadystep.diagnosis.learning import JUDGED_AFTER, is_policy, is_well_below, learns, progress, supervised, target
 
 _ENOUGH_BATCHES = 6
 _SEVERAL = 0.8  # nats: more than two classes, as two may be the sides of an adversary
@@ -70,7 +70,7 @@ def tiny_batch(facts: Facts) -> str:
     part, found, curve = target(facts), progress(facts), facts.curve
     if part is None or found is None or curve is None or part.rows > _TINY_BATCH or curve.noise < 0.2 * abs(found.end):
         return ""
-    if learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+    if learns(facts) or is_well_below(facts) or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"a batch has {part.rows} samples, losses of consecutive steps differ by {curve.noise:.3g}; {found}"
 

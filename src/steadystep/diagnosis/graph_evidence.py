@@ -125,8 +125,10 @@ def never_moved(facts: Facts) -> str:
         return ""
     if kept.half or kept.coarse or seen.loop.turns or dead_layer(facts) or DetectorName.DEAD_UNITS in facts.warned:
         return ""  # why: rounded away, in turns, or behind units that are dead
+    # why not by the update: one that is too small for the digits of a weight leaves it as it is as well
+    zeros = {n for n, share in zip(probe.names, probe.zero_shares, strict=False) if share == 1.0}
     weights = [n for n in facts.weights if n in seen.touched and n not in kept.rate_zero]
-    still = [n for n in weights if n not in seen.updated]
+    still = [n for n in weights if n in zeros and n not in seen.updated]
     if len(still) < 2 or 3 * len(still) < len(weights) or facts.stuck_at_zero:
         return ""
     return f"{len(still)} of {len(weights)} weights have a gradient that is always exactly zero ({names(still)})"

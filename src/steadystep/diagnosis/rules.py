@@ -123,7 +123,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.ZERO_GRADIENT, None, graph_evidence.behind_no_grad, 2.6),
     _seen(Cause.ZERO_GRADIENT, None, graph_evidence.severed, 2.6),
     _seen(Cause.ZERO_GRADIENT, None, learning_evidence.always_zero, 2.6),
-    _seen(Cause.ZERO_GRADIENT, None, graph_evidence.never_moved, 2.6),
+    _seen(Cause.ZERO_GRADIENT, None, graph_evidence.never_moved, 2.2),
     _seen(Cause.NO_LEARNING, Fault.OUTPUT_INDEPENDENT_OF_INPUT, graph_evidence.faint_part, 2.5),
     _seen(Cause.REPEATED_BATCH, None, batch_evidence.few_samples),
     _seen(Cause.NO_LEARNING, Fault.WRONG_LOSS, output_evidence.bottomless),

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
+from steadystep.diagnosis.candidates import with_candidates
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import NOT_JUDGED
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.graph_evidence import CUT_OFF
 from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
-from steadystep.diagnosis.ranking import proven
+from steadystep.diagnosis.ranking import proven, rank
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
@@ -49,13 +50,13 @@ def examine_guarded(
     if parts.precision.casts:
         under_precision.plain = compute  # type: ignore[attr-defined]
     history = parts.run_history
-    facts, seen = history.facts(), history.diagnose()
+    facts = history.facts()
     known: dict[str, Any] = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
     # why not while it rises: a warmup has not come to the full rate yet
     if (rates := facts.trace.lrs) and max(rates) > rates[-1]:
         known["largest_rate"] = max(rates)
     done = examine(model, optimizer, under_precision, batches, **{**known, **options})
-    story = told_together(facts, seen, done)
+    story = with_candidates(told_together(facts, rank(facts), done), facts)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
 
@@ -202,9 +203,7 @@ def one_story(
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
     # where both name the same first, the comparison has confirmed it
     confirmed = (tried[0].cause, tried[0].fault) == (seen[0].cause, seen[0].fault) if seen else False
-    first = [
-        d for d in others if unknown or d.cause + d.fault in sure or (_goes_before(d, tried[0]) and not confirmed)
-    ]
+    first = [d for d in others if unknown or d.cause + d.fault in sure or (_goes_before(d, tried[0]) and not confirmed)]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]
