@@ -42,11 +42,13 @@ def _marks(batch: Any) -> list[float]:
     """One number for each sample, the same where all of it is the same; none where samples cannot be told apart."""
     held = [t for _, t in tensors_in(batch) if t.layout is torch.strided and not t.is_nested and not t.is_complex()]
     size = max((num_rows(t) for t in held), default=0)
+    if size < 2:
+        return []
     marks = torch.zeros(size, dtype=torch.float64)
     for place, tensor in enumerate(t for t in held if num_rows(t) == size):
         flat = tensor.detach().reshape(size, -1).to("cpu", torch.float64)
         marks += flat @ torch.sin(1.0 + place + torch.arange(flat.shape[1], dtype=torch.float64))
-    return [] if size < 2 or not bool(marks.isfinite().all()) else marks.tolist()  # sync: examined
+    return marks.tolist() if bool(marks.isfinite().all()) else []  # sync: examined
 
 
 @contextmanager
