@@ -72,9 +72,10 @@ def is_as_drawn(layer: Sequence[Tensor]) -> bool:
     matrix = next((p.detach() for p in layer if p.dim() > 1), None)
     if matrix is None or matrix.numel() < _FEWEST_DRAWN or is_sharded([matrix]) or matrix.is_complex():
         return False
-    bound = math.prod(matrix.shape[1:]) ** -0.5
+    bound = 1.0 / math.sqrt(math.prod(matrix.shape[1:]))
     largest, size = float(matrix.abs().amax()), float(matrix.float().square().mean())  # sync: of a frozen last layer
-    return 0.95 * bound < largest <= 1.0001 * bound and abs(size * 3.0 / bound**2 - 1.0) < 3.0 * matrix.numel() ** -0.5
+    spread = float(size * 3.0 / bound**2)  # 1 for numbers that are spread evenly
+    return 0.95 * bound < largest <= 1.0001 * bound and abs(spread - 1.0) < 3.0 / math.sqrt(matrix.numel())
 
 
 def _momenta(model: nn.Module) -> list[float]:
