@@ -9,7 +9,6 @@ from steadystep.diagnosis import (
     output_evidence,
     policy_evidence,
     step_size_evidence,
-    term_evidence,
 )
 from steadystep.diagnosis.causes import Cause, Fault
 from steadystep.diagnosis.learning import nears_floor
@@ -130,7 +129,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_INPUTS, batch_evidence.few_inputs, 2.8),
     _seen(Cause.NO_LEARNING, Fault.CONSTANT_TARGETS, batch_evidence.constant_part, 3.6),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.quick_decay, 2.4),
-    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, term_evidence.mostly_penalty, 2.4),
+    _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, batch_evidence.mostly_penalty, 2.4),
     _seen(Cause.SCHEDULE_ERROR, None, model_evidence.growing_rate),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_dropout, 2.5),
     _seen(Cause.NO_LEARNING, Fault.REGULARISATION_TOO_STRONG, model_evidence.strong_decay, 2.4),
@@ -169,12 +168,12 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
     EvidenceRule(Cause.EXPLODING_GRADIENT, 1.1, graph_evidence.loud_gradients),
     EvidenceRule(Cause.NO_LEARNING, 1.2, output_evidence.contracted, fault=Fault.WRONG_LOSS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.0, output_evidence.far_from_outputs, fault=Fault.UNSCALED_TARGETS),
-    EvidenceRule(Cause.UNSCALED_DATA, 1.5, term_evidence.drowned_term, fault=Fault.UNSCALED_TARGETS),
+    EvidenceRule(Cause.UNSCALED_DATA, 1.5, batch_evidence.drowned_term, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.5, data_evidence.tiny_targets, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.UNSCALED_DATA, 1.4, data_evidence.wide_targets, fault=Fault.UNSCALED_TARGETS),
     EvidenceRule(Cause.NO_LEARNING, 1.3, output_evidence.faint_outputs, fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT),
     EvidenceRule(Cause.ZERO_GRADIENT, 1.2, graph_evidence.cut_graph),
-    EvidenceRule(Cause.NO_LEARNING, 1.3, term_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
+    EvidenceRule(Cause.NO_LEARNING, 1.3, batch_evidence.idle_term, fault=Fault.REGULARISATION_TOO_STRONG),
     EvidenceRule(Cause.BATCH_SIZE_UNFIT, 1.5, batch_evidence.small_normed_batch),
     EvidenceRule(Cause.UNSCALED_DATA, 1.2, data_evidence.raw_inputs),
     EvidenceRule(Cause.ENTROPY_COLLAPSE, 1.5, policy_evidence.certain_policy),

@@ -195,6 +195,8 @@ def one_story(
         sure |= {d.cause + d.fault for d in seen[:1] if d.cause in _NO_NUMBERS}
     if tried[0].fault in _WITHOUT_GRADIENT and not any(CUT_OFF in d.evidence for d in seen[:1]):
         sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
+    if seen and (tried[0].fault or tried[0].cause) in CONSEQUENCES.get(seen[0].cause, ()):
+        sure |= {d.cause + d.fault for d in tried if (d.cause, d.fault) == (seen[0].cause, seen[0].fault)}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]

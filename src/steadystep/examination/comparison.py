@@ -118,6 +118,7 @@ class RepairComparison:
         self._bench, self._run, self._o, self._base, self._fresh = bench, trial, o, base, fresh
         self._steps = _LONGER * bench.num_steps
         self._last: Trial | None = None
+        self._longer: Trial | None = None
         self._has_room = True
 
     def causes(
@@ -138,6 +139,7 @@ class RepairComparison:
         if not math.isfinite(level) or self._o.is_adversarial:
             return
         self._has_room = ROOM * level < reached < 3.0 * level
+        self._longer = longer
         if not self._has_room and len(self._o.calls) != 1:
             return
         again = self._run(
@@ -168,7 +170,10 @@ class RepairComparison:
             least = _MISSED_TERM if repair.variation.loss is not None else _MISSED
             if one is not None and one.missed > least and (kind not in best or one.gain > best[kind].gain):
                 best[kind] = one
-        yield from best.values()
+        for one in best.values():
+            too_low = one.repair.cause == Cause.LEARNING_RATE_TOO_LOW
+            if not too_low or not self._is_on_its_way(reached - one.trial.end):
+                yield one
 
     def _candidates(self, again: Trial) -> Iterator[Repair]:
         o = self._o
@@ -212,8 +217,6 @@ class RepairComparison:
         limit = min(reached, again.end)
         if repair.eases:
             limit = min(limit, present_loss(self._bench, repair))
-        if repair.cause == Cause.LEARNING_RATE_TOO_LOW and self._is_on_its_way(limit - trial.end):
-            return None
         apart = limit - trial.end
         if apart < _ERRORS * paired_standard_error(again.after, trial.after) and math.isfinite(again.end):
             return None
@@ -221,10 +224,13 @@ class RepairComparison:
 
     def _is_on_its_way(self, gap: float) -> bool:
         """Whether the job will be there by itself: at its present pace, within ten times the updates it has made."""
-        base = self._base
-        error = paired_standard_error(base.before, base.after)
-        fall = base.start - base.end + _LIKELY * (error if math.isfinite(error) else 0.0)
-        return fall * _PATIENCE * self._bench.updated > gap * len(base.losses)
+        if self._longer is None:
+            what = "as it is, for longer"
+            self._longer = self._run("longer", what, Variation(), num_steps=self._steps)
+        now = self._longer
+        error = paired_standard_error(now.before, now.after)
+        fall = now.start - now.end + _LIKELY * (error if math.isfinite(error) else 0.0)
+        return fall * _PATIENCE * self._bench.updated > gap * len(now.losses)
 
     def _holds(self, one: Compared, level: float, reached: float, again: Trial) -> bool:
         """Whether another draw of weights says the same."""

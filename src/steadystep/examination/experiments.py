@@ -9,15 +9,23 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils import Attempts
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.answers import best_answers
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.comparison import RepairComparison, from_new_weights, present_loss, realigned
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, faint_gradients, observe_program, trivial_loss
+from steadystep.examination.pairing import best_answers
 from steadystep.examination.parameters import restart, restart_plainly
 from steadystep.examination.repairs import Repair, repairs
-from steadystep.examination.rulings import collapsed, diagnosis, is_better, learns_well, no_targets, repaired_by, worn
-from steadystep.examination.suspicions import suspects
+from steadystep.examination.rulings import (
+    diagnosis,
+    is_better,
+    learns_well,
+    no_targets,
+    outputs_collapse,
+    repaired_by,
+    suspects,
+    worn,
+)
 from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
 
@@ -75,7 +83,7 @@ class Experiments:
         unreached = partly_reached(o, set(base.still) - o.reached_fresh)
         if unreached is not None:
             return tuple(suspects(o)) if o.ignored else (unreached,)
-        alike = collapsed(o, base, fresh)
+        alike = outputs_collapse(o, base, fresh)
         if alike is not None or not o.is_adversarial:
             return self._judged(o, base, fresh) if alike is None else (alike,)
         return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from steadystep.diagnosis import graph_evidence, model_evidence, step_size_evidence, term_evidence
+from steadystep.diagnosis import batch_evidence, graph_evidence, model_evidence, step_size_evidence
 from steadystep.diagnosis.candidates import NOT_RULED_OUT, with_candidates
 from steadystep.diagnosis.learning import is_well_below
 from steadystep.diagnosis.ranking import rank
@@ -105,7 +105,7 @@ def drowned(value: float, whole: float, size: float = 200.0) -> dict[str, Any]:
         },
     ),
     At(
-        term_evidence.drowned_term,
+        batch_evidence.drowned_term,
         {"kind": "", "outputs.kind": "mse", "outputs.terms": 2} | drowned(1.0, 100.0),
         {
             "last.terms": (2, 1),
