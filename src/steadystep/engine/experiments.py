@@ -195,8 +195,6 @@ def one_story(
         sure |= {d.cause + d.fault for d in seen[:1] if d.cause in _NO_NUMBERS}
     if tried[0].fault in _WITHOUT_GRADIENT and not any(CUT_OFF in d.evidence for d in seen[:1]):
         sure -= {Cause.ZERO_GRADIENT.value, Cause.ZERO_GRADIENT + Fault.FROZEN_PARAMETERS}
-    if seen and (tried[0].fault or tried[0].cause) in CONSEQUENCES.get(seen[0].cause, ()):
-        sure |= {d.cause + d.fault for d in tried if (d.cause, d.fault) == (seen[0].cause, seen[0].fault)}
     tried = sorted(tried, key=lambda d: d.cause + d.fault not in sure)
     named = {(diagnosis.cause, diagnosis.fault) for diagnosis in tried}
     others = [diagnosis for diagnosis in faulty if (diagnosis.cause, diagnosis.fault) not in named]
@@ -209,6 +207,8 @@ def one_story(
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]
+    if seen and seen[0].cause == Cause.LEARNING_RATE_TOO_HIGH:
+        effects = {Cause.SATURATION, Cause.DEAD_UNITS}  # what too large steps have left of the units
     if tried[0].fault == Fault.OUTPUT_INDEPENDENT_OF_INPUT and seen[0].cause == Cause.ZERO_GRADIENT:
         effects = set()  # an input that the loss does not notice is why what reads it gets no gradient
     first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]
