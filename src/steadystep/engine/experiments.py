@@ -56,7 +56,10 @@ def examine_guarded(
     if (rates := facts.trace.lrs) and max(rates) > rates[-1]:
         known["largest_rate"] = max(rates)
     done = examine(model, optimizer, under_precision, batches, **{**known, **options})
-    story = with_candidates(told_together(facts, rank(facts), done), facts)
+    seen = rank(facts)
+    story = told_together(facts, seen, done)
+    if story[0] in seen:  # why: what single passes or a trial have shown needs no candidates
+        story = with_candidates(story, facts)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
 
