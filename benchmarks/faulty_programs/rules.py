@@ -18,7 +18,7 @@ import torch
 
 import steadystep
 from steadystep.diagnosis.facts import Facts
-from steadystep.diagnosis.ranking import EVIDENCE_RULES, FAULT_RULES
+from steadystep.diagnosis.rules import EVIDENCE_RULES, FAULT_RULES
 
 from . import EVERY, half
 from .judge import MEANS, drive

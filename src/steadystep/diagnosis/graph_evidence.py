@@ -15,8 +15,10 @@ from steadystep.diagnosis.learning import (
     target,
     worse_than_constant,
 )
+from steadystep.diagnosis.learning_evidence import dead_layer
 from steadystep.diagnosis.measured import is_bias
 from steadystep.diagnosis.output_evidence import first_and_last
+from steadystep.records import DetectorName
 
 CUT_OFF = "computed with, and the loss does not depend on them"
 """Said of parameters behind a detach."""
@@ -27,6 +29,7 @@ _SHARP = 0.95  # the largest share of a softmax, in the mean
 _STILL, _SLOW = 1e-4, 1e-3  # of the largest update, by the size of the weights
 _LOUD = 1e4
 _ALIKE = 1e-6  # of the size of an output
+_LARGE_GAIN = 4.0  # times one over the root of the inputs
 _DEEP, _FADED = 5, 1e-2  # layers; of the updates of the last ones
 
 
@@ -84,8 +87,11 @@ def cut_graph(facts: Facts) -> str:
 
 
 def inner_axis(facts: Facts) -> str:
-    """A softmax inside of the model that is over one element or over the samples, in a run that learns little."""
-    return "" if learns(facts) else facts.measured.outputs.mistake("inner softmax-axis")
+    """A softmax inside of the model that is over one element, in a run that learns little, or over the samples."""
+    text, last = facts.measured.outputs.mistake("inner softmax-axis"), facts.measured.outputs.last
+    # why with a row for each: over the instances of one bag, or the nodes of one graph, it is meant
+    rows = last is not None and last.target is not None and last.shape[:1] == (last.target.rows,)
+    return "" if learns(facts) and not (rows and "over the samples" in text) else text
 
 
 def batch_as_time(facts: Facts) -> str:
@@ -112,10 +118,28 @@ def _cut_off(facts: Facts) -> str:
     return f"{len(cut)} of {total} parameters are {CUT_OFF}{by} ({names(cut)})"
 
 
+def never_moved(facts: Facts) -> str:
+    """Weights whose gradient is there and exactly zero at every probe, beside others that move."""
+    probe, seen, kept = facts.probe, facts.measured, facts.structure
+    if probe is None or not seen.updated or learns(facts) or facts.trace.num_updates < JUDGED_AFTER or facts.opposed:
+        return ""
+    if kept.half or kept.coarse or seen.loop.turns or dead_layer(facts) or DetectorName.DEAD_UNITS in facts.warned:
+        return ""  # why: rounded away, in turns, or behind units that are dead
+    # why not by the update: one that is too small for the digits of a weight leaves it as it is as well
+    zeros = {n for n, share in zip(probe.names, probe.zero_shares, strict=False) if share == 1.0}
+    weights = [n for n in facts.weights if n in seen.touched and n not in kept.rate_zero]
+    still = [n for n in weights if n in zeros and n not in seen.updated]
+    if len(still) < 2 or 3 * len(still) < len(weights) or facts.stuck_at_zero:
+        return ""
+    return f"{len(still)} of {len(weights)} weights have a gradient that is always exactly zero ({names(still)})"
+
+
 def still_layers(facts: Facts) -> str:
     """Most weights get next to nothing of the updates that others get, in a run that learns little."""
     probe = facts.probe
     if probe is None or not probe.update_rms or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if never_moved(facts):
         return ""
     columns = zip(probe.names, probe.weight_rms, probe.update_rms, strict=False)
     moves = {n: update / weight for n, weight, update in columns if weight > 0.0 and not is_bias(n)}
@@ -190,7 +214,26 @@ def loud_start(facts: Facts) -> str:
     return f"the first loss was {first:.3g} and its gradient norm {norms[0]:.3g}, with inputs of usual size; {found}"
 
 
+def amplified(facts: Facts) -> str:
+    """The same where the weights are of usual size: it is their number, or how often they are applied."""
+    return "" if large_gains(facts) else _high_first_loss(facts)
+
+
 def high_first_loss(facts: Facts) -> str:
+    """A first loss ten times that of a constant prediction, made by weights that are too large for their inputs."""
+    return _high_first_loss(facts) if large_gains(facts) else ""
+
+
+def large_gains(facts: Facts) -> bool:
+    """Whether any matrix began far larger than its inputs call for; true where that is unknown."""
+    first = facts.measured.initial
+    widths = dict(zip(facts.structure.trained, facts.structure.widths, strict=False))
+    if first is None or not widths:
+        return True
+    return any(size * widths.get(n, 0) ** 0.5 > _LARGE_GAIN for n, size in zip(first.names, first.rms, strict=False))
+
+
+def _high_first_loss(facts: Facts) -> str:
     """A first loss ten times that of a constant prediction, with inputs of usual size, in a run that learns little."""
     found, inputs = progress(facts), facts.inputs
     if found is None or found.base is None or learns(facts) or facts.trace.num_updates < JUDGED_AFTER:

@@ -17,6 +17,7 @@ _FEW = 16  # samples
 _RESCALED = 0.1  # of the size that inputs have in the batch
 _WIDER = 1.5  # times the standard deviation of the first targets
 _NEAR = 0.8  # of the loss of a constant prediction
+_WELL_BELOW = 2 / 3  # of the loss of a constant prediction
 _LEAST_GAIN = 0.02  # of the level; below, a change of the loss is not called learning
 _SIGMAS = 3.0
 _BLUR = 0.2  # of the level: with more noise than this nothing is concluded from the level, as with heavy-tailed targets
@@ -174,6 +175,12 @@ def learns(facts: Facts) -> bool:
         return False
     level = found.start if found.base is None else min(found.start, 1.2 * found.base)
     return found.end <= 0.5 * level and (found.base is None or found.beats_base)
+
+
+def is_well_below(facts: Facts) -> bool:
+    """Whether the loss, risen again or not, is below two thirds of that of a constant prediction."""
+    found = progress(facts)
+    return found is not None and found.base is not None and found.gained and found.end < _WELL_BELOW * found.base
 
 
 def stuck(facts: Facts) -> Progress | None:

@@ -24,6 +24,7 @@ _LARGE_BIAS = 2.0
 _LARGE_GAIN, _SMALL_GAIN = 4.0, 0.05  # of weights, times the root of their inputs
 _QUICK_DECAY = 0.02  # of the weights per update
 _LONG = 50  # updates
+_STALE = 0.1  # of the running statistics that have been replaced
 _SPACING = 2e-3  # half of the distance of two bfloat16 numbers
 _BROKEN = ("damaged-weights", "forward-overflow")
 
@@ -34,6 +35,31 @@ def frozen_head(facts: Facts) -> str:
     if not parts.last_frozen or not parts.trained or facts.measured.loop.turns or not hardly_learned(facts):
         return ""
     return f"the last layer ({parts.last}) has requires_grad off, as have {parts.frozen} parameters in all"
+
+
+def drawn_head(facts: Facts) -> str:
+    """The last layer has `requires_grad` off and has never been trained, in a run that learns little."""
+    parts = facts.structure
+    if not parts.last_untrained or not parts.trained or facts.measured.loop.turns or facts.opposed or learns(facts):
+        return ""
+    if facts.trace.num_updates < JUDGED_AFTER or not is_judged(facts):
+        return ""
+    return (
+        f"the last layer ({parts.last}) has requires_grad off and its weights are spread as they are drawn first: "
+        "nothing has trained it"
+    )
+
+
+def stale_statistics(facts: Facts) -> str:
+    """Running statistics that follow so slowly that evaluation still uses what they began with."""
+    momentum, updates = facts.structure.norm_momentum, facts.trace.num_updates
+    if not 0.0 < momentum * updates < _STALE or updates < JUDGED_AFTER:
+        return ""
+    left = (1.0 - momentum) ** updates
+    return (
+        f"batch normalization has a momentum of {momentum:g} (torch's is the share of the new batch): after {updates} "
+        f"updates {left:.0%} of what evaluation uses is what the running statistics began with"
+    )
 
 
 def unusual_gains(facts: Facts) -> str:

@@ -1,13 +1,11 @@
 """Signs in the outputs: a loss that does not fit them, a softmax over the wrong dimension, outputs all alike."""
 
-import math
 from statistics import fmean, median
 
 from steadystep.diagnosis.causes import Fault
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.learning import (
     JUDGED_AFTER,
-    base_of,
     is_judged,
     is_policy,
     learns,
@@ -137,28 +135,6 @@ def content_rivals(facts: Facts) -> str:
     return f"two networks are trained in turns, and the losses of both went to {max(losses[-16:]):.2g}: none opposes"
 
 
-def idle_term(facts: Facts) -> str:
-    """One of several terms of the loss is no better than with a constant prediction, while the others are."""
-    trail = facts.measured.outputs
-    last, curve = trail.last, facts.curve
-    if last is None or last.target is None or not last.kind or trail.loss[0] or len(trail.pairs) < ENOUGH_PROBES + 1:
-        return ""
-    if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    size = last.rms if "logits" in last.kind or last.kind == "cross-entropy" else last.target.std
-    if not last.spread < _COLLAPSED * size:  # outputs that follow their inputs may have little to gain
-        return ""
-    base, text = base_of(last.kind, last.target)
-    values = [value for _, value in trail.pairs]
-    late = median(values[-ENOUGH_PROBES:])
-    if values[-1] < _AT_REST * values[-ENOUGH_PROBES]:  # it falls still: nothing keeps it there
-        return ""
-    least = 0.98 if math.isnan(last.target.entropy) and "bce" in last.kind else 0.9  # targets between 0 and 1: a floor
-    if base is None or late < least * base or late > 3.0 * base:
-        return ""
-    return f"the {last.kind} in the loss is {late:.4g} and {text} {base:.4g}: the rest of the loss keeps it there"
-
-
 def collapsed_outputs(facts: Facts) -> str:
     """Several views of a batch, all of whose outputs point the same way, while the loss went to zero."""
     last, found = first_and_last(facts)[1], progress(facts)
@@ -263,23 +239,6 @@ def rectified_scores(facts: Facts) -> str:
     if last.kind not in ("cross-entropy", "nll", "bce with logits") or facts.trace.num_updates < JUDGED_AFTER:
         return ""
     return f"the scores of the {last.kind} come from a relu, which has no gradient below zero; {found}"
-
-
-def mostly_penalty(facts: Facts) -> str:
-    """A penalty on the weights that is most of the loss, while what the loss is about has not been learned."""
-    trail = facts.measured.outputs
-    last = trail.last
-    if last is None or not last.penalized or last.terms != 1 or last.target is None or facts.opposed:
-        return ""
-    if is_policy(facts) or len(trail.pairs) < ENOUGH_PROBES or facts.trace.num_updates < JUDGED_AFTER:
-        return ""
-    whole, value = (median(column[-ENOUGH_PROBES:]) for column in zip(*trail.pairs, strict=True))
-    base, text = base_of(last.kind, last.target)
-    if base is None or not value < _SMALL_PART * whole or value < _LEARNED_TERM * base:
-        return ""
-    return (
-        f"the {last.kind} is {value:.3g} of a loss of {whole:.3g}, the rest is a penalty on weights; {text} {base:.3g}"
-    )
 
 
 def softmax_over_batch(facts: Facts) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, final
 
+from steadystep.diagnosis.candidates import with_candidates
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import UNKNOWN_SETUP, Facts, Interventions, LossCurve, Occurrences, Setup
 from steadystep.diagnosis.measured import Layers, Measured
@@ -54,8 +55,6 @@ class Opinion:
 _NOTHING = Plan()
 _WARMUP = 4  # points of the learning rate: one that rises over all of them is warmed up
 _SHORTEST = 32  # updates: nothing is concluded about a run of fewer
-
-
 _FIRST_LOSSES = 8
 _FIRST_NORMS = 16
 _MOST_POINTS = 512
@@ -194,7 +193,7 @@ class RunHistory:
 
     def diagnose(self) -> tuple[Diagnosis, ...]:
         """Return the causes for the run so far, the most likely first; one "healthy" if there is none."""
-        return rank(self.facts())
+        return with_candidates(rank(facts := self.facts()), facts)
 
     def volunteers(self, step: int) -> Diagnosis | None:
         """Return a new diagnosis that has not been reported yet; None at nearly every step."""

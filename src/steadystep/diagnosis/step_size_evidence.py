@@ -1,14 +1,18 @@
 """Signs that the steps are too large: what a learning rate that is too high does to a run."""
 
 import math
+from statistics import median
 
 from steadystep.diagnosis.causes import Cause
 from steadystep.diagnosis.facts import Facts, guessing, names, told
-from steadystep.diagnosis.learning import raw_inputs_of
+from steadystep.diagnosis.learning import learns, progress, raw_inputs_of, stuck, supervised
 from steadystep.diagnosis.learning_evidence import dead_layer, saturated_layer
 from steadystep.records import DetectorName
 
 _LARGE_UPDATE, _HUGE_UPDATE = 0.1, 0.3  # of the weights, in one step; a thousandth is usual
+_MANY_POINTS = 64
+_FAR_ABOVE, _HAD_FALLEN, _OFTEN = 1.3, 0.7, 0.25  # of the loss of a constant prediction; of the later steps
+_DIFFERENT, _ALIKE = 0.1, 0.05  # of the size of the outputs
 _ALL, _ALIVE = 0.99, 0.8  # of the units of a layer
 _SHARP = 100.0  # a logit: small GPTs stay below 64 at rates that suit them, and QK-clip (Kimi Team 2025) begins here
 
@@ -237,3 +241,36 @@ def _slow(facts: Facts) -> str:
     if curve is None or curve.learned:
         return ""
     return f"the loss went from {curve.start:.4g} to {curve.late:.4g}"
+
+
+def wanders(facts: Facts) -> str:
+    """A loss that had fallen below that of a constant prediction, and is far above it again and again."""
+    found, losses = progress(facts), facts.trace.losses
+    if found is None or found.base is None or not supervised(facts) or len(losses) < _MANY_POINTS or learns(facts):
+        return ""
+    eighth = len(losses) // 8
+    later = losses[eighth:]
+    best = min(median(later[i : i + 8]) for i in range(0, len(later) - 8, 8))
+    above = sum(loss > _FAR_ABOVE * found.base for loss in later) / len(later)
+    if best > _HAD_FALLEN * found.base or above < _OFTEN:
+        return ""
+    momentum = facts.structure.momentum
+    more = f"; a momentum of {momentum:g} adds up {1 / (1 - momentum):.0f} steps" if 0.98 < momentum < 1.0 else ""
+    return (
+        f"the loss was {best:.3g} and has been above {_FAR_ABOVE * found.base:.3g} in {above:.0%} of the later steps, "
+        f"up to {max(later):.3g}; {found.base_text} is {found.base:.3g}{more}"
+    )
+
+
+def stunned(facts: Facts) -> str:
+    """First updates of a tenth of the weights, after which the outputs are the same for every input."""
+    found, trail = stuck(facts), facts.measured.outputs
+    first, last, ratio = trail.first, trail.last, max(facts.ratios[:2], default=0.0)
+    if found is None or not found.at_base or first is None or last is None or trail.count < 3 or ratio < _LARGE_UPDATE:
+        return ""
+    if not first.spread > _DIFFERENT * first.rms or not last.spread < _ALIKE * max(last.rms, first.rms):
+        return ""
+    return (
+        f"the first updates changed the weights by {ratio:.2g} of their size, and outputs of different samples, "
+        f"{first.spread:.3g} apart at first, are {last.spread:.3g} apart now; {found}"
+    )

@@ -8,18 +8,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadystep.config import Config
+from steadystep.diagnosis.candidates import with_candidates
 from steadystep.diagnosis.causes import CONSEQUENCES, EXPLAINED, Cause, Fault
 from steadystep.diagnosis.conclusion import NOT_JUDGED
 from steadystep.diagnosis.facts import Facts
 from steadystep.diagnosis.graph_evidence import CUT_OFF
 from steadystep.diagnosis.learning import hardly_learned, has_learned, is_judged, supervised
-from steadystep.diagnosis.ranking import proven
+from steadystep.diagnosis.ranking import proven, rank
 from steadystep.engine.arguments import examined
 from steadystep.engine.parts import Parts
 from steadystep.errors import UnsupportedError
 from steadystep.examination import Examination, examine
 from steadystep.examination.comparison import COMPARED
-from steadystep.examination.experiments import HAS_LEARNED
+from steadystep.examination.experiments import HAS_LEARNED, UNDECIDED
 from steadystep.optimizers import CombinedOptimizer
 from steadystep.records import Diagnosis
 
@@ -49,13 +50,16 @@ def examine_guarded(
     if parts.precision.casts:
         under_precision.plain = compute  # type: ignore[attr-defined]
     history = parts.run_history
-    facts, seen = history.facts(), history.diagnose()
+    facts = history.facts()
     known: dict[str, Any] = {"max_grad_norm": config.training.max_grad_norm, "num_updates": facts.trace.num_updates}
     # why not while it rises: a warmup has not come to the full rate yet
     if (rates := facts.trace.lrs) and max(rates) > rates[-1]:
         known["largest_rate"] = max(rates)
     done = examine(model, optimizer, under_precision, batches, **{**known, **options})
+    seen = rank(facts)
     story = told_together(facts, seen, done)
+    if story[0] in seen:  # why: what single passes or a trial have shown needs no candidates
+        story = with_candidates(story, facts)
     parts.progress.examined = parts.progress.attempts, story
     return replace(done, causes=story)
 
@@ -73,7 +77,7 @@ def told_together(facts: Facts, seen: tuple[Diagnosis, ...], done: Examination) 
     if rates and rates[len(rates) // 2] < 0.1 * facts.structure.announced:
         seen_as_is |= {(Cause.LEARNING_RATE_TOO_LOW.value, "")}  # why: trials take the full rate of a schedule
     judged = is_judged(facts) and not facts.measured.loop.turns
-    if done.causes[0].evidence.startswith(HAS_LEARNED) or not judged:
+    if done.causes[0].evidence.startswith((HAS_LEARNED, *UNDECIDED)) or not judged:
         seen_as_is |= {(d.cause, d.fault) for d in seen}  # why: no trial got any further, so none refutes the run
     if seen[0].cause == Cause.HEALTHY and any(facts.trace.first_norms):  # a policy that has nothing left to gain
         gained = [d for d in done.causes if (d.cause, d.fault) != (Cause.ZERO_GRADIENT, "")]
@@ -200,10 +204,14 @@ def one_story(
     unknown = all(diagnosis.cause == Cause.NO_LEARNING and not diagnosis.fault for diagnosis in tried)
     by_trial = tried[0].fault in _WEAK
     # a comparison says that something is wrong, and what helps; what was seen in the run itself comes before it
-    first = [d for d in others if unknown or d.cause + d.fault in sure or _goes_before(d, tried[0])]
+    # where both name the same first, the comparison has confirmed it
+    confirmed = (tried[0].cause, tried[0].fault) == (seen[0].cause, seen[0].fault) if seen else False
+    first = [d for d in others if unknown or d.cause + d.fault in sure or (_goes_before(d, tried[0]) and not confirmed)]
     effects = EXPLAINED.get(seen[0].fault or seen[0].cause, set()) if seen else set()
     if seen and seen[0].cause == Cause.EXPLODING_GRADIENT:
         effects = CONSEQUENCES[Cause.EXPLODING_GRADIENT]
+    if seen and seen[0].cause == Cause.LEARNING_RATE_TOO_HIGH:
+        effects = {Cause.SATURATION, Cause.DEAD_UNITS}  # what too large steps have left of the units
     if tried[0].fault == Fault.OUTPUT_INDEPENDENT_OF_INPUT and seen[0].cause == Cause.ZERO_GRADIENT:
         effects = set()  # an input that the loss does not notice is why what reads it gets no gradient
     first += [d for d in others if d is seen[0] and d not in first and (tried[0].fault or tried[0].cause) in effects]

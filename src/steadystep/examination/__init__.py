@@ -26,12 +26,15 @@ from steadystep.records import Diagnosis
 
 __all__ = ["Examination", "Trial", "examine"]
 
+_MOST_BATCHES = 128
 _FURTHER = 8
+_FEWEST_SAMPLES = 512
+_MOST_BYTES = 1 << 24
+_AGAIN = 0.9  # of the samples of a batch that have been seen before: the data begins anew
+_FEWEST_BATCHES = 9  # with fewer, a pass over the data is too little to hold some of it back
 _NOT_REPEATABLE = (
     "the same trial twice gave other losses: own random numbers in the loss, nondeterministic kernels, or hardware"
 )
-_FEWEST_SAMPLES = 512
-_MOST_BATCHES, _MOST_BYTES = 128, 1 << 24
 
 
 @final
@@ -166,6 +169,37 @@ def examine(
     )
 
 
+def _taken(batches: Iterable[Any], number: int, *, most: int) -> list[Any]:
+    """Batches of a loader, whose random numbers are put back."""
+    with _random_numbers_back(batches):
+        return one_pass(_kept(iter(batches), number, most=most))
+
+
+def one_pass(batches: list[Any]) -> list[Any]:
+    """The batches before the data begins anew, where there are enough of them."""
+    seen: set[float] = set()
+    for number, batch in enumerate(batches):
+        rows = _marks(batch)
+        if rows and sum(mark in seen for mark in rows) >= _AGAIN * len(rows):
+            # why all of them: a whole batch in every step, or a handful of samples, is never held back
+            return batches[:number] if number >= _FEWEST_BATCHES else batches
+        seen.update(rows)
+    return batches
+
+
+def _marks(batch: Any) -> list[float]:
+    """One number for each sample, the same where all of it is the same; none where samples cannot be told apart."""
+    held = [t for _, t in tensors_in(batch) if t.layout is torch.strided and not t.is_nested and not t.is_complex()]
+    size = max((num_rows(t) for t in held), default=0)
+    if size < 2:
+        return []
+    marks = torch.zeros(size, dtype=torch.float64)
+    for place, tensor in enumerate(t for t in held if num_rows(t) == size):
+        flat = tensor.detach().reshape(size, -1).to("cpu", torch.float64)
+        marks += flat @ torch.sin(1.0 + place + torch.arange(flat.shape[1], dtype=torch.float64))
+    return marks.tolist() if bool(marks.isfinite().all()) else []  # sync: examined
+
+
 @contextmanager
 def _random_numbers_back(batches: object) -> Iterator[None]:
     """A loader draws random numbers to shuffle: those of the process, and those of its own generators."""
@@ -178,12 +212,6 @@ def _random_numbers_back(batches: object) -> Iterator[None]:
             state.restore()
         for back in own:
             back()
-
-
-def _taken(batches: Iterable[Any], number: int, *, most: int) -> list[Any]:
-    """Batches of a loader, whose random numbers are put back."""
-    with _random_numbers_back(batches):
-        return _kept(iter(batches), number, most=most)
 
 
 def _kept(batches: Iterator[Any], number: int, most: int = 0) -> list[Any]:

@@ -30,8 +30,9 @@ _NEARLY = 0.7  # of the best gain: then a more particular repair comes first
 _SMALL_BATCH = 8
 _LONGER = 5
 _TRAINED = 50  # updates after which the present loss counts
-_HARDLY = 0.8  # of the loss of a constant prediction
 _SURELY = 0.6  # of what the first draw showed
+_LIKELY = 2.0  # standard errors
+_PATIENCE = 10  # times the updates so far, within which a job that is merely slow arrives
 
 
 class RunTrial(Protocol):
@@ -117,7 +118,8 @@ class RepairComparison:
         self._bench, self._run, self._o, self._base, self._fresh = bench, trial, o, base, fresh
         self._steps = _LONGER * bench.num_steps
         self._last: Trial | None = None
-        self._has_room, self._has_hardly_learned = True, True
+        self._longer: Trial | None = None
+        self._has_room = True
 
     def causes(
         self, trivial: float | None, longer: Trial | None, worn: Callable[[Trial, Trial], Diagnosis]
@@ -137,7 +139,7 @@ class RepairComparison:
         if not math.isfinite(level) or self._o.is_adversarial:
             return
         self._has_room = ROOM * level < reached < 3.0 * level
-        self._has_hardly_learned = reached > _HARDLY * level  # why: one that has learned is slow, and not wrong
+        self._longer = longer
         if not self._has_room and len(self._o.calls) != 1:
             return
         again = self._run(
@@ -168,7 +170,10 @@ class RepairComparison:
             least = _MISSED_TERM if repair.variation.loss is not None else _MISSED
             if one is not None and one.missed > least and (kind not in best or one.gain > best[kind].gain):
                 best[kind] = one
-        yield from best.values()
+        for one in best.values():
+            too_low = one.repair.cause == Cause.LEARNING_RATE_TOO_LOW
+            if not too_low or not self._is_on_its_way(reached - one.trial.end):
+                yield one
 
     def _candidates(self, again: Trial) -> Iterator[Repair]:
         o = self._o
@@ -178,8 +183,7 @@ class RepairComparison:
             large = repair.name == "large-batches" and o.passes[0].num_samples > _SMALL_BATCH
             if not large and not repair.name.startswith("lr") and repair.name != "no-dropout":
                 yield replace(repair, fresh=True)
-        rates_tried = (slower(), faster(factors=(10.0, 100.0)) if self._has_hardly_learned else ())
-        for rates in rates_tried if self._has_room else ():
+        for rates in (slower(), faster(factors=(10.0, 100.0))) if self._has_room else ():
             for repair in rates:
                 yield replace(repair, fresh=True)
                 if not self._last or not self._last.end < again.end:  # farther off it will not be better
@@ -217,6 +221,16 @@ class RepairComparison:
         if apart < _ERRORS * paired_standard_error(again.after, trial.after) and math.isfinite(again.end):
             return None
         return Compared(repair, trial, missed(level, limit, trial.end), 1.0 - trial.end / level)
+
+    def _is_on_its_way(self, gap: float) -> bool:
+        """Whether the job will be there by itself: at its present pace, within ten times the updates it has made."""
+        if self._longer is None:
+            what = "as it is, for longer"
+            self._longer = self._run("longer", what, Variation(), num_steps=self._steps)
+        now = self._longer
+        error = paired_standard_error(now.before, now.after)
+        fall = now.start - now.end + _LIKELY * (error if math.isfinite(error) else 0.0)
+        return fall * _PATIENCE * self._bench.updated > gap * len(now.losses)
 
     def _holds(self, one: Compared, level: float, reached: float, again: Trial) -> bool:
         """Whether another draw of weights says the same."""

@@ -114,7 +114,7 @@ def _changed_at(bench: Workbench, batch: Any, seen: Pass, tensor: Tensor, place:
 
 def share_alike(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare) -> float | None:
     """The share of samples whose first output is that of the sample before; None where there is no row for each."""
-    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    (output,) = first_outputs(bench, batch, prepare=prepare)
     if output is None or output.dim() < 2 or num_rows(output) < 4 or seen.num_samples < 4:
         return None
     flat = output.flatten(1)
@@ -134,7 +134,7 @@ def _change(one: Tensor, two: Tensor) -> float:
 
 def spread_of_outputs(bench: Workbench, batch: Any, seen: Pass, prepare: Prepare | None = None) -> float | None:
     """The mean of 1 - cosine between the outputs of two samples; None where there is no vector per sample."""
-    (output,) = _outputs_of(bench, batch, prepare=prepare)
+    (output,) = first_outputs(bench, batch, prepare=prepare)
     if output is None or output.dim() != 2 or output.shape[1] < 2 or num_rows(output) < 2:
         return None
     output = output.detach()
@@ -151,7 +151,7 @@ def depends_on_neighbors(bench: Workbench, batch: Any, seen: Pass) -> float | No
         return None
     places = (0, size // 2, size - 1)
     turned = [seen.with_inputs(batch, partial(_others_turned, place=place)) for place in places]
-    plain, *others = [by_sample(output, size) for output in _outputs_of(bench, batch, *turned)]
+    plain, *others = [by_sample(output, size) for output in first_outputs(bench, batch, *turned)]
     if plain is None or any(o is None or o.shape != plain.shape for o in others):
         return None
     spread = plain.std().clamp_min(1e-6 * plain.abs().max()).clamp_min(1e-12)
@@ -179,7 +179,7 @@ def depends_on_later(bench: Workbench, batch: Any, seen: Pass) -> float | None:
             return tensor
         return torch.cat([tensor[:, : half + 1], tensor[:, half + 1 :].roll(1, 0)], dim=1)
 
-    pair = _outputs_of(bench, batch, seen.with_inputs(batch, changed))
+    pair = first_outputs(bench, batch, seen.with_inputs(batch, changed))
     plain, other = (by_sample(output, seen.num_samples) for output in pair)
     if plain is None or other is None or plain.shape != other.shape or plain.dim() != 3 or plain.shape[1] < length - 1:
         return None
@@ -276,7 +276,7 @@ def _output_gradient(bench: Workbench, batch: Any, shape: torch.Size | None = No
             return None
 
 
-def _outputs_of(bench: Workbench, *batches: Any, prepare: Prepare | None = None) -> list[Tensor | None]:
+def first_outputs(bench: Workbench, *batches: Any, prepare: Prepare | None = None) -> list[Tensor | None]:
     """The model's first output for each batch, in evaluation mode: neither dropout nor batch statistics."""
     return [outputs[0] if outputs else None for outputs in _every_output(bench, *batches, prepare=prepare)]
 

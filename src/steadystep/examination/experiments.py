@@ -8,25 +8,33 @@ from typing import final
 from torch.optim.lr_scheduler import LRScheduler
 
 from steadystep._utils import Attempts
-from steadystep.diagnosis.advice import ADVICE
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.diagnosis.facts import names
 from steadystep.examination.checks import faults_of, partly_reached
 from steadystep.examination.comparison import RepairComparison, from_new_weights, present_loss, realigned
 from steadystep.examination.dependence import spread_of_outputs
 from steadystep.examination.observation import Observation, faint_gradients, observe_program, trivial_loss
-from steadystep.examination.output_checks import suspects
+from steadystep.examination.pairing import best_answers
 from steadystep.examination.parameters import restart, restart_plainly
 from steadystep.examination.repairs import Repair, repairs
+from steadystep.examination.rulings import (
+    diagnosis,
+    is_better,
+    learns_well,
+    no_targets,
+    outputs_collapse,
+    repaired_by,
+    suspects,
+    worn,
+)
 from steadystep.examination.workbench import Trial, Variation, Workbench, paired_standard_error
 from steadystep.records import Diagnosis
 
 HAS_LEARNED = "the model has learned"
+UNDECIDED = ("no sign of a fault; learning is not judged", "no trial learns")
+"""What is said where no trial says anything: it refutes nothing that the run has shown."""
 _CLEARLY, _FAR = 0.1, 0.25  # of the present loss
-_WELL = 0.1  # of the first loss, in one trial
 _BELOW = 0.95  # of the loss of the best constant
 _LONGER = 5
-_COLLAPSED = 0.02
 _TINY_BATCH = 4
 _RESCALED = 0.3  # of its own first loss
 _HARDLY = 0.3  # of the best repair
@@ -75,30 +83,33 @@ class Experiments:
         unreached = partly_reached(o, set(base.still) - o.reached_fresh)
         if unreached is not None:
             return tuple(suspects(o)) if o.ignored else (unreached,)
-        collapsed = _collapsed(o, base, fresh)
-        if collapsed is not None or not o.is_adversarial:
-            return self._judged(o, base, fresh) if collapsed is None else (collapsed,)
+        alike = outputs_collapse(o, base, fresh)
+        if alike is not None or not o.is_adversarial:
+            return self._judged(o, base, fresh) if alike is None else (alike,)
         return (Diagnosis(evidence=f"no sign of a fault; learning is not judged for adversarial losses; {base}"),)
 
     def _judged(self, o: Observation, base: Trial, fresh: Trial) -> tuple[Diagnosis, ...]:
         trivial = trivial_loss(o)
         left_out = o.parameters.not_in_optimizer
+        free = self.attempt(None, best_answers, self._bench, self._bench.batches[0], o.passes[0])
+        if free is not None and free.ignore_targets and trivial is None:
+            return (no_targets(free),)
         halved = trivial is not None and base.start <= 0.5 * trivial
         if not halved and (found := list(suspects(o))):
             return tuple(found)
-        if _learns_well(base, trivial) and not left_out:
+        if learns_well(base, trivial) and not left_out:
             return self._compared(o, base, fresh, trivial) or (Diagnosis(evidence=f"it learns; {base}"),)
         knows = self._knows(o, base, fresh, trivial)
         longer = base if knows else self._longer()
-        learns = _learns_well(longer, trivial)
+        learns = learns_well(longer, trivial)
         worked = list(self._repaired(o, longer, fresh, trivial, knows=knows, learns=learns))
-        found = [_repaired_by(repair, trial, longer) for repair, trial in worked]
+        found = [repaired_by(repair, trial, longer) for repair, trial in worked]
         best = min((trial.end for repair, trial in worked if not repair.rescaled), default=math.inf)
         if learns and not found:
             further = self._compared(o, base, fresh, trivial, longer)
             return further or (Diagnosis(evidence=f"it learns; {longer}"),)
-        if not learns and _is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
-            found.insert(0 if fresh.end < 2.0 * best else 1, _worn(o, longer, fresh))
+        if not learns and is_better(fresh, longer, margin=_FAR if knows else _CLEARLY):
+            found.insert(0 if fresh.end < 2.0 * best else 1, worn(o, longer, fresh))
         if found:
             return tuple(found)
         if knows:
@@ -112,7 +123,7 @@ class Experiments:
     ) -> tuple[Diagnosis, ...]:
         """What a repaired job shows to be wrong with one that learns."""
         comparison = RepairComparison(self._bench, self._trial, o, base, fresh)
-        return tuple(comparison.causes(trivial, longer, lambda now, new: _worn(o, now, new)))
+        return tuple(comparison.causes(trivial, longer, lambda now, new: worn(o, now, new)))
 
     def _longer(self) -> Trial:
         return self._trial("longer", "as it is, for longer", Variation(), num_steps=_LONGER * self._bench.num_steps)
@@ -182,7 +193,7 @@ class Experiments:
                 helps = (
                     trial.learns and trial.gain > _RESCALED + 2.0 * usual
                     if repair.rescaled
-                    else _is_better(trial, *others, margin=margin, level=level)
+                    else is_better(trial, *others, margin=margin, level=level)
                 )
                 # why again: what dropout costs while it is on says nothing of what was learned with it
                 if helps and repair.eases:
@@ -205,8 +216,8 @@ class Experiments:
         """What targets that are one position off show when they are moved."""
         for repair in realigned(o.passes[0]):
             trial = self._trial(repair.name, repair.what, repair.variation, num_steps=_LONGER * self._bench.num_steps)
-            if _learns_well(trial, _KNOWS * trivial):
-                return (_repaired_by(repair, trial, base),)
+            if learns_well(trial, _KNOWS * trivial):
+                return (repaired_by(repair, trial, base),)
         return ()
 
     def _unexplained(self, o: Observation, base: Trial, trivial: float | None) -> tuple[Diagnosis, ...]:
@@ -218,15 +229,15 @@ class Experiments:
             how, steps = Variation(prepare=prepare), _LONGER * self._bench.num_steps
             trial = self._trial(name, what, how, num_steps=steps, at_end=lambda: self._follows(o))
             follows = follows or trial.at_end == 1.0
-            if _learns_well(trial, trivial) and _is_better(trial, base, margin=_CLEARLY):
-                return (_worn(o, base, trial),)
+            if learns_well(trial, trivial) and is_better(trial, base, margin=_CLEARLY):
+                return (worn(o, base, trial),)
         if trivial is not None and (moved := self._moved(o, base, trivial)):
             return moved
         if trivial is not None and o.passes[0].loss > _EXPLODED * trivial and base.end > trivial:
             what = f"a constant prediction has a loss of {trivial:.4g}, this model began far above; {base}"
-            return (_diagnosis(Cause.EXPLODING_GRADIENT, what),)
+            return (diagnosis(Cause.EXPLODING_GRADIENT, what),)
         if vanishing := faint_gradients(o):
-            return (_diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
+            return (diagnosis(Cause.VANISHING_GRADIENT, vanishing),)
         if trivial is None and (base.start < 0 or not (o.passes[0].targets or o.contrasts)):
             what = "no sign of a fault; learning is not judged: without targets a flat loss may be the best there is"
             return (Diagnosis(evidence=f"{what}; {base}"),)
@@ -238,7 +249,7 @@ class Experiments:
         )
         if o.passes[0].num_samples <= _TINY_BATCH:
             what = f"batches of {o.passes[0].num_samples}: noise hides what they have in common; {base}"
-            return (_diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
+            return (diagnosis(Cause.BATCH_SIZE_UNFIT, what),)
         if follows:
             what = "no trial learns, but other samples' inputs raise the loss: targets belong to their inputs"
             return (Diagnosis(evidence=f"{what}; {base}"),)
@@ -247,54 +258,4 @@ class Experiments:
             what = f"a single batch can be memorized ({learned}), but nothing carries over to other batches; {base}"
             advice = "check that targets belong to their inputs: shuffled together, in the same order"
             return (Diagnosis(cause=Cause.NO_LEARNING, fault=Fault.LABELS_SHUFFLED, evidence=what, advice=advice),)
-        return (_diagnosis(Cause.NO_LEARNING, f"not learning, cause unknown: no trial learned; {base}"),)
-
-
-def _learns_well(trial: Trial, trivial: float | None) -> bool:
-    """The loss of batches that it did not train on falls by a tenth, and below that of the best constant."""
-    return trial.learns and trial.gain > _WELL and (trivial is None or trial.end < _BELOW * trivial)
-
-
-def _collapsed(o: Observation, base: Trial, fresh: Trial) -> Diagnosis | None:
-    """Outputs that become the same for every input, with a loss that is content with that."""
-    if o.spread is None or o.spread_fresh is None or o.passes[0].targets or trivial_loss(o) is not None:
-        return None
-    now = o.spread < _COLLAPSED and base.start < 0.5 * fresh.start
-    soon = base.at_end is not None and base.at_end < _COLLAPSED and base.gain > 0.5
-    if not (now or soon) or not o.spread_fresh > 10.0 * _COLLAPSED:
-        return None
-    return Diagnosis(
-        cause=Cause.NO_LEARNING,
-        fault=Fault.OUTPUT_INDEPENDENT_OF_INPUT,
-        evidence=f"the outputs become the same for every input, and the loss is content with that; {base}",
-        advice="the loss lacks a term that keeps outputs apart: negatives, a variance term, or a stop-gradient",
-    )
-
-
-def _worn(o: Observation, base: Trial, fresh: Trial) -> Diagnosis:
-    """The weights are to blame: newly drawn ones learn, with nothing else changed."""
-    flat = [name for name, share in o.saturated.items() if share > 0.5]
-    dead = [name for name, share in o.dead.items() if share > 0.9]
-    equal = 2 * len(o.parameters.equal) >= len(o.parameters.sizes)  # biases are no matrices
-    cause = Cause.SATURATION if flat else Cause.DEAD_UNITS if dead and not equal else Cause.POOR_INITIALISATION
-    where = f"; most units of {names(flat or dead)} are {'saturated' if flat else 'zero'}" if flat or dead else ""
-    return _diagnosis(cause, f"{base}; {fresh}{where}")
-
-
-def _diagnosis(cause: Cause, evidence: str) -> Diagnosis:
-    return Diagnosis(cause=cause, evidence=evidence, advice=ADVICE[cause])
-
-
-def _is_better(trial: Trial, base: Trial, *others: Trial, margin: float, level: float = math.inf) -> bool:
-    """It learns, and ends clearly below the present loss and below where the others end.
-
-    Clearly: by a share of the present loss, or of `level` if that is less: a loss that takes no learning.
-    """
-    present = base.start if all(map(math.isfinite, base.before)) else math.inf
-    limits = (present, base.end, *(other.end for other in others))
-    least = margin * min(abs(present if math.isfinite(present) else trial.start), level)
-    return trial.learns and trial.start - trial.end > least and all(trial.end < limit - least for limit in limits)
-
-
-def _repaired_by(repair: Repair, trial: Trial, base: Trial) -> Diagnosis:
-    return Diagnosis(cause=repair.cause, fault=repair.fault, evidence=f"{base}; {trial}", advice=repair.advice)
+        return (diagnosis(Cause.NO_LEARNING, f"not learning, cause unknown: no trial learned; {base}"),)

@@ -27,6 +27,7 @@ from steadystep.examination.dependence import (
     share_of_own_target,
     spread_of_outputs,
 )
+from steadystep.examination.pairing import Modes, loss_by_mode, rows_move
 from steadystep.examination.parameters import (
     Parameters,
     next_rates,
@@ -80,6 +81,10 @@ class Observation:
     """The feature of the input that is the target."""
     deaf: tuple[float, float] | None = None
     """The only class that the loss learns from, and one that it does not."""
+    moves: bool | None = None
+    """Rows of the output are in another order than those of the input."""
+    modes: Modes | None = None
+    """Losses in training and in evaluation mode."""
     rounding: float | None = None
     """By which share the loss changes in double precision."""
     reached_fresh: frozenset[str]
@@ -218,6 +223,8 @@ def observe_program(bench: Workbench, scheduler: LRScheduler | None, attempt: At
         ignored=attempt((), ignored_inputs, bench, seen, prepare=restart),
         copied=attempt("", _copied, passes),
         deaf=attempt(None, deaf_classes, bench, seen, prepare=restart),
+        moves=attempt(None, rows_move, bench, batch, seen),
+        modes=attempt(None, loss_by_mode, bench, seen) if bench.updated else None,
         rounding=attempt(None, rounding_of, bench, batch),
         reached_fresh=attempt(frozenset(), reached, bench, prepare=restart),
         dead=dead,

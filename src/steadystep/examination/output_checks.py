@@ -1,13 +1,12 @@
 """Mistakes between outputs, targets and loss that a few passes show."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.examination.observation import Observation, targets_of
+from steadystep.examination.observation import Observation, targets_of, trivial_loss
 from steadystep.records import Diagnosis
 from steadystep.signals.losses import (
     INNER_SOFTMAX,
@@ -19,7 +18,6 @@ from steadystep.signals.losses import (
     mistakes,
 )
 
-_TIMES, _FAR = 1e3, 20.0
 _NEIGHBORS = 0.05  # of the spread of the outputs; rounding leaves 1e-6
 _SAME = 1e-6
 _RAW = 20.0  # the mean size of inputs that saturate any layer
@@ -104,44 +102,6 @@ def _outside_of_domain(o: Observation) -> Diagnosis | None:
     return no_learning(Fault.WRONG_LOSS, what, advice)
 
 
-def suspects(o: Observation) -> Iterator[Diagnosis]:
-    """What cannot be meant, but is a fault only where the job is not known to learn well."""
-    for fault, what in mistakes((), (), o.passes[0].softmaxes, o.passes[0].num_samples):
-        if fault == INNER_SOFTMAX:
-            advice = "take the softmax over the dimension that has the things to choose from"
-            yield no_learning(Fault.SOFTMAX_AXIS, what, advice)
-            break
-    if o.ignored and not o.is_graph:
-        what = f"the loss stays the same whatever {', '.join(o.ignored)} of the batch is, also with newly drawn weights"
-        advice = "follow that input through the loss: something overwrites it, cuts it off or multiplies it by zero"
-        yield no_learning(Fault.OUTPUT_INDEPENDENT_OF_INPUT, what, advice)
-    yield from _drowned(o)
-    call, targets = o.calls[0] if o.calls else None, targets_of(o)
-    made = None if call is None else call.origin
-    if call is None or made is None or targets is None or call.name not in _DISTANCES or made.name != "softmax":
-        return
-    if bool(((targets == 0) | (targets == 1)).all()):  # sync: examined
-        what = f"the loss is {call.name} between a softmax and labels, and its gradient vanishes where it is wrong"
-        yield no_learning(Fault.WRONG_LOSS, what, "use cross_entropy, on logits")
-
-
-def _drowned(o: Observation) -> Iterator[Diagnosis]:
-    """A term of the loss beside one that is a thousand times as large, for targets of that scale."""
-    terms = [(c.value, c) for c in o.calls if c.value is not None and c.value > 0.0 and c.target is not None]
-    if len(terms) < 2 or o.is_adversarial:
-        return
-    (least, small), (most, large) = min(terms, key=lambda t: t[0]), max(terms, key=lambda t: t[0])
-    size = float(large.target.float().square().mean().sqrt()) if large.target is not None else 0.0  # sync: examined
-    if large.name in _DISTANCES and most > _TIMES * least and size > _FAR:
-        what = f"{large.name} with targets of size {size:.3g} is {most:.3g}, beside {small.name} of {least:.3g}"
-        yield Diagnosis(
-            cause=Cause.UNSCALED_DATA,
-            fault=Fault.UNSCALED_TARGETS,
-            evidence=f"{what}: nothing else in the loss counts",
-            advice="standardize these targets, so that all terms of the loss are of the same order",
-        )
-
-
 def _wrong_sign(o: Observation) -> Diagnosis | None:
     values = [c.value for c in o.calls if c.value is not None]
     if len(values) != 1 or not values[0] > 0 or not math.isclose(o.passes[0].loss, -values[0], rel_tol=1e-3):
@@ -166,9 +126,23 @@ def _mismatched(o: Observation) -> Diagnosis | None:
     )
 
 
+def _moved(o: Observation) -> Diagnosis | None:
+    if not o.moves or o.is_graph or o.is_sorted:
+        return None
+    return no_learning(
+        Fault.LABELS_SHUFFLED,
+        "when the samples of a batch are exchanged, the rows of the output do not follow: they are in another order",
+        "put outputs back into the order of the batch after sorting or packing, before they meet their targets",
+    )
+
+
 def _neighbors(o: Observation) -> Diagnosis | None:
     if o.on_neighbors is None or not o.on_neighbors > _NEIGHBORS or o.is_graph or o.is_sorted or o.rounds:
         return None
+    for fault, what in mistakes((), (), o.passes[0].softmaxes, o.passes[0].num_samples):
+        if fault == INNER_SOFTMAX and "over the samples" in what:
+            advice = "take the softmax over the dimension that has the things to choose from"
+            return no_learning(Fault.SOFTMAX_AXIS, f"{what}; outputs depend on the other samples of a batch", advice)
     return no_learning(
         Fault.BATCH_DEPENDENCE,
         "the output of a sample depends on the other samples of its batch, in evaluation mode too",
@@ -235,6 +209,20 @@ def _copied(o: Observation) -> Diagnosis | None:
     return Diagnosis(cause=Cause.SUSPICIOUS_PERFECTION, fault=Fault.TARGET_LEAK, evidence=what, advice=advice)
 
 
+def _lost_in_evaluation(o: Observation) -> Diagnosis | None:
+    """What was learned is gone in evaluation mode, for running statistics that are not those of the data."""
+    level = trivial_loss(o)
+    if o.modes is None or level is None or not o.modes.differ(level) or o.is_adversarial:
+        return None
+    m = o.modes
+    return no_learning(
+        Fault.BATCH_DEPENDENCE,
+        f"the loss is {m.training:.3g} in training mode and {m.evaluating:.3g} in evaluation mode, where a constant "
+        f"prediction has {level:.3g}; with running statistics of these batches it is {m.renewed:.3g}",
+        "raise the momentum of batch normalization (0.1 in torch; it is the share of the new batch) (tried, learns)",
+    )
+
+
 def _sees_the_target(o: Observation) -> Diagnosis | None:
     """A sequence model that is given, at the place of a prediction, what it should predict."""
     seen = o.passes[0]
@@ -282,7 +270,9 @@ OUTPUT_CHECKS = (
     _certain,
     _blind,
     _mismatched,
+    _moved,
     _neighbors,
+    _lost_in_evaluation,
     _sees_the_target,
 )
 """The surest first; `softmax_axis` has its own place."""

@@ -193,12 +193,21 @@ def hold_too(model: nn.Module, optimizer: Optimizer, left_out: Sequence[str]) ->
         optimizer.add_param_group({"params": [named[name] for name in left_out]})
 
 
+@torch.no_grad()
 def restart(model: nn.Module, optimizer: Optimizer) -> None:
-    """Draw every weight again that its module knows how to draw, and forget the optimizer's moments."""
+    """Draw every weight again, and forget the optimizer's moments.
+
+    As its module knows how to; a matrix whose module does not, with the mean and the deviation that it has.
+    """
+    drawn: set[int] = set()
     for module in model.modules():
         reset = getattr(module, "reset_parameters", None)
         if callable(reset):
             reset()
+            drawn.update(id(p) for p in module.parameters(recurse=False))
+    for p in model.parameters():
+        if id(p) not in drawn and p.requires_grad and p.dim() > 1 and p.numel() > 1:
+            p.copy_(p.mean() + p.std() * torch.randn_like(p))
     optimizer.state.clear()
 
 

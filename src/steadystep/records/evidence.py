@@ -213,9 +213,15 @@ class Structure(Record):
     """Number of modules that behave differently in evaluation mode."""
     fan_ins: tuple[int, ...] = ()
     """Inputs per unit of each of `trained` that is the weight of a linear or convolutional layer; else 0."""
+    widths: tuple[int, ...] = ()
+    """Last dimension of each of `trained` that is a matrix, for bare parameters and tables too; else 0."""
     table_rows: int = 0
     """Rows of the largest embedding."""
     last_frozen: bool = False
     """Whether the last parameter of the model has `requires_grad` off."""
+    last_untrained: bool = False
+    """Whether the values of that layer still are spread as torch draws them first."""
+    norm_momentum: float = 0.0
+    """The smallest momentum of batch normalizations in training mode; 0 without one."""
     momentum: float = 0.0
     """The largest of all groups that have one."""

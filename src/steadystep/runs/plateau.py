@@ -26,6 +26,8 @@ _NOT = (
     "check that the labels match the inputs, that the optimizer holds the model's parameters and that the learning "
     "rate is not 0; try to overfit a single batch; then try a learning rate 10 times higher and one 10 times lower"
 )
+_TINY_RATE = 1e-6  # for models that are trained from nothing; fine-tuning begins near 1e-5
+_TINY = "multiply the learning rate by 100 first: it is far below what nearly any model is trained with"
 _ZERO = (
     "the optimizer does not move the weights: check the schedule and the parameter groups, then set the learning rate"
 )
@@ -44,7 +46,7 @@ def learning(curve: Curve) -> list[Pattern]:
     gain = curve.start - curve.best
     guess = _at_a_guess(curve)
     if guess and not _no_rate(curve):
-        return [_learning_pattern("not-learning", 0, curve, f"{guess}{_rate(curve)}", _NOT)]
+        return [_learning_pattern("not-learning", 0, curve, f"{guess}{_rate(curve)}", _advice(curve))]
     if fell(curve) is False:
         evidence = (
             f"the {curve.name} began at {curve.start:.4g}, was {curve.best:.4g} at best and is {curve.late:.4g} after "
@@ -52,7 +54,7 @@ def learning(curve: Curve) -> list[Pattern]:
         )
         if _no_rate(curve):
             return [_learning_pattern("learning-rate-too-low", 0, curve, evidence, _ZERO)]
-        return [_learning_pattern("not-learning", 0, curve, evidence, _NOT)]
+        return [_learning_pattern("not-learning", 0, curve, evidence, _advice(curve))]
     unigram = _unigram(curve)
     if unigram:
         return [_learning_pattern("not-learning", third // 2, curve, unigram, _STUCK)]
@@ -124,6 +126,12 @@ def _unigram(curve: Curve) -> str:
         f"the loss fell from {curve.start:.4g} (about ln {vocabulary}) to {curve.late:.4g} within the first quarter "
         "and stays there: about what token frequencies alone give"
     )
+
+
+def _advice(curve: Curve) -> str:
+    """A rate that moves next to no model is the first thing to change."""
+    highest = max((float(rate) for rate in curve.run.lr.values if np.isfinite(rate)), default=1.0)
+    return f"{_TINY}; {_NOT}" if highest <= _TINY_RATE else _NOT
 
 
 def _rate(curve: Curve) -> str:

@@ -70,12 +70,19 @@ def norm_before(curve: Curve, step: int) -> str:
     if found is None:
         return ""
     at, factor = found
+    if factor > _NO_NUMBER:
+        return (
+            "the gradient norm is not finite at the same step"
+            if at == step
+            else (f"the gradient norm came first: not finite from step {at} on")
+        )
     size = f"{factor:.3g} times its level" if factor < 1e6 else "far above its level"
     if at == step:
         return f"the gradient norm rose to {size} at the same step"
     return f"the gradient norm came first: {size} from step {at} on"
 
 
+_NO_NUMBER = 1e300  # times the level: so the place of NaN and infinity is written
 _LONG = 4  # points: more than a hard batch
 _BRIEF = 32  # points
 _DEEP = 0.5  # of the way the loss had come

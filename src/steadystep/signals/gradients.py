@@ -54,6 +54,11 @@ class Gradients:
         """All that the optimizer holds."""
         self._name_all()
         if not any(p.requires_grad for p in self.parameters):
+            if any(p.requires_grad for p in model.parameters()):
+                raise MisuseError(
+                    "nothing to train: the optimizer holds none of this model's parameters that require a gradient: "
+                    "build it from those"
+                )
             raise MisuseError("nothing to train: no parameter in the optimizer requires a gradient")
         ours = {id(p) for p in model.parameters()}
         if not any(id(p) in ours for p in self.parameters):

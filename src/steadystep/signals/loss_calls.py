@@ -231,7 +231,7 @@ class LossRecorder(TorchFunctionMode):
             place = dim % given.dim() if isinstance(dim, int) and given.dim() else None
             made = ActivationOrigin(name, place, tuple(given.shape), origin)
             self._origins[id(result)] = (result, made)
-            self.softmaxes += [made] if place is not None else []
+            self.softmaxes += [made] if place is not None and not isinstance(given, nn.Parameter) else []
             wide = name == "softmax" and place is not None and given.shape[place] >= _FEWEST_SHARES
             if place is not None and wide and result.requires_grad:
                 self.sharpness.append(result.detach().amax(place).mean())

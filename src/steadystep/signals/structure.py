@@ -12,6 +12,7 @@ from steadystep._utils.text import plain_name
 from steadystep.records import Structure
 
 _DECOUPLED = ("AdamW", "NAdamW", "Lion", "Adan", "Sophia", "Muon")
+_FEWEST_DRAWN = 64
 _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
 _MOST_NODES = 20_000  # of a graph that is searched
@@ -52,10 +53,35 @@ def structure_of(model: nn.Module, optimizer: Optimizer) -> Structure:
         modes=sum(_has_modes(module) for module in model.modules()),
         # why from the shape: to index a DTensor is a collective, and a rank may ask alone
         fan_ins=tuple(math.prod(p.shape[1:]) if id(p) in layers and len(p) else 0 for _, p in trained),
+        widths=tuple(p.shape[-1] if p.dim() > 1 else 0 for _, p in trained),
+        norm_momentum=min(_momenta(model), default=0.0),
         table_rows=max((m.num_embeddings for m in model.modules() if isinstance(m, _TABLES)), default=0),
-        last_frozen=bool(named) and not named[-1][1].requires_grad and not _has_adapter(*named[-1], trained),
+        last_frozen=(
+            frozen := bool(named) and not named[-1][1].requires_grad and not _has_adapter(*named[-1], trained)
+        ),
+        last_untrained=frozen and is_as_drawn([p for _, p in named[-2:]]),
         momentum=max((_number(g.get("momentum", 0.0), 0.0) for g in optimizer.param_groups), default=0.0),
     )
+
+
+def is_as_drawn(layer: Sequence[Tensor]) -> bool:
+    """Whether a matrix is spread evenly over 1 / sqrt(inputs) on both sides of zero, as no training leaves it.
+
+    So `nn.Linear` and convolutions begin.
+    """
+    matrix = next((p.detach() for p in layer if p.dim() > 1), None)
+    if matrix is None or matrix.numel() < _FEWEST_DRAWN or is_sharded([matrix]) or matrix.is_complex():
+        return False
+    bound = 1.0 / math.sqrt(math.prod(matrix.shape[1:]))
+    largest, size = float(matrix.abs().amax()), float(matrix.float().square().mean())  # sync: of a frozen last layer
+    spread = float(size * 3.0 / bound**2)  # 1 for numbers that are spread evenly
+    return 0.95 * bound < largest <= 1.0001 * bound and abs(spread - 1.0) < 3.0 / math.sqrt(matrix.numel())
+
+
+def _momenta(model: nn.Module) -> list[float]:
+    """Of batch normalizations that update their running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, _MODES[0]) and m.training and m.track_running_stats]
+    return [m.momentum for m in norms if m.momentum is not None]
 
 
 def _has_adapter(name: str, last: nn.Parameter, trained: Sequence[tuple[str, nn.Parameter]]) -> bool:

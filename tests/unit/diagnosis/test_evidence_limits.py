@@ -12,7 +12,8 @@ from steadystep.diagnosis.explain import advised, as_measured
 from steadystep.diagnosis.facts import Facts, Setup
 from steadystep.diagnosis.learning import base_of
 from steadystep.diagnosis.measured import Measured
-from steadystep.diagnosis.ranking import EVIDENCE_RULES, FAULT_RULES, proven
+from steadystep.diagnosis.ranking import proven
+from steadystep.diagnosis.rules import EVIDENCE_RULES, FAULT_RULES
 from steadystep.records import Diagnosis, Plan, Signals, WeightStats
 from tests.unit.diagnosis import made
 from tests.unit.diagnosis.test_mechanisms import FALLS, FLAT, outputs, part, run

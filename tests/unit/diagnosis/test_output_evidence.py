@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from steadystep.diagnosis import batch_evidence
 from steadystep.diagnosis import output_evidence as signs
 from steadystep.diagnosis.causes import Fault
 from tests.unit.diagnosis.limits import At, at_limits
@@ -166,7 +167,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
         relative=True,
     ),
     At(
-        signs.idle_term,
+        batch_evidence.idle_term,
         {"kind": "", "outputs.kind": "mse", "outputs.terms": 2, "last.spread": 0.1, **term(*[1.0] * 8)},
         {
             "last.spread": (0.29, 0.3),
@@ -346,7 +347,7 @@ def probed(count: int, *simplex: int) -> dict[str, Any]:
         relative=True,
     ),
     At(
-        signs.mostly_penalty,
+        batch_evidence.mostly_penalty,
         {"kind": "", "outputs.kind": "mse", "last.penalized": 1, **term(*[1.0] * 8)},
         {
             "last.penalized": (1, 0),

@@ -10,7 +10,8 @@ import pytest
 from steadystep.diagnosis import ADVICE, Cause, Fault, ranking, step_size_evidence
 from steadystep.diagnosis.facts import Interventions
 from steadystep.diagnosis.learning_evidence import EvidenceRule
-from steadystep.diagnosis.ranking import FAULT_RULES, proven, rank
+from steadystep.diagnosis.ranking import proven, rank
+from steadystep.diagnosis.rules import FAULT_RULES
 from steadystep.records import Diagnosis, InputStats, Plan, Probe
 from tests.unit.diagnosis.made import curve, facts, finding, tallies, tally
 
@@ -301,25 +302,26 @@ activation_twice
 rectified_scores batch_as_time
 in_eval_mode few_samples bottomless growing_rate schedule_stays_at_zero schedule_ends_early still_warming_up \
 rate_always_zero same_batch half_weights far_targets equal_weights rounded_away large_rewards
-constant_inputs
+stale_statistics constant_inputs
 in_no_optimizer few_inputs
 outside_the_model
-rate_of_zero behind_no_grad severed always_zero
+drawn_head rate_of_zero behind_no_grad severed always_zero
 faint_part strong_dropout never_trained
 quick_decay mostly_penalty strong_decay
 constant_outputs
+never_moved
 """
 """Faults that are seen as they are: those of an earlier line are named before those of a later one."""
 
 CONCLUDED_FIRST = """
 unusual_gains
-distance_of_shares tiny_targets small_normed_batch certain_policy tiny_batch
+distance_of_shares drowned_term tiny_targets small_normed_batch certain_policy tiny_batch
 wide_targets out_of_reach negative_loss below_zero
 content_rivals falling_reward uniform_policy no_signal starved_layers infinite_at_once loud_start faint_outputs \
 idle_term
-slow_layers sharp_softmax contracted cut_graph raw_inputs large_biases small_updates numbered_classes \
+slow_layers sharp_softmax stunned contracted cut_graph raw_inputs large_biases small_updates numbered_classes \
 collapsed_outputs leaked_target
-high_first_loss far_above loud_gradients mostly_frozen
+high_first_loss amplified wanders far_above loud_gradients mostly_frozen
 fading frozen_head
 died single_visits far_from_outputs collapsed ended_above_start unrelated_targets
 """

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from steadystep.detectors import NonFinite
 from steadystep.diagnosis import RunHistory, explain
 from steadystep.diagnosis.facts import LossCurve, Setup, guessing
+from steadystep.diagnosis.ranking import rank
 from steadystep.diagnosis.run_history import Opinion
 from steadystep.records import BatchStats, Counterfactual, Diagnosis, Finding, InputStats, Plan, Probe, Signals
 from tests.unit.diagnosis.made import trace
@@ -183,7 +184,7 @@ def test_raw_inputs_and_a_run_that_breaks_at_once() -> None:
     signals = Signals(step=1, loss=math.nan, grad_norm=math.nan)
     found = Finding(detector="non-finite", step=1, severity="critical", value=math.nan, limit=1.0)
     run_history.note(signals, explain(signals, (found,)), stepped=False)
-    assert [diagnosis.cause for diagnosis in run_history.diagnose()] == ["unscaled-data", "non-finite-loss"]
+    assert [diagnosis.cause for diagnosis in rank(run_history.facts())] == ["unscaled-data", "non-finite-loss"]
 
 
 def test_a_cause_comes_before_louder_consequences() -> None:
@@ -209,7 +210,7 @@ def test_weights_that_hardly_move_have_no_learning_rate_too_high() -> None:
         run_history = numbers([2.0] * 300, probe=baseline(ratio))
         run_history.note(signals, explain(signals, (warning("worse-than-best"),)), stepped=True)
         run_history.note(heard, explain(heard, found), stepped=True)
-        assert [d.cause for d in run_history.diagnose()] == expected
+        assert [d.cause for d in rank(run_history.facts())] == expected
 
 
 def test_a_run_that_only_came_back_has_learned_nothing() -> None:

@@ -39,6 +39,10 @@ def of(*names: str) -> list[Diagnosis]:
         # experiments come before guesses from curves
         (["dead-units"], ["no-learning:wrong-loss"], ["no-learning:wrong-loss", "dead-units"]),
         (["healthy"], ["learning-rate-too-low"], ["learning-rate-too-low"]),
+        # what large steps have left of the units
+        (["learning-rate-too-high"], ["saturation"], ["learning-rate-too-high", "saturation"]),
+        # both name the same first: what else was seen stays behind a comparison
+        (["dead-units", "no-learning:wrong-loss"], ["dead-units"], ["dead-units", "no-learning:wrong-loss"]),
         # a mistake of the loop that the run itself did not find likeliest stays behind
         (
             ["oscillation", "missing-zero-grad"],
