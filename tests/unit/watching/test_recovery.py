@@ -106,7 +106,7 @@ def test_a_scheduler_made_before_or_after_watch_goes_back(late: bool) -> None:
 
 
 def test_with_bad_batches_in_quarantine_the_schedule_goes_on_with_the_loop() -> None:
-    """It was moved on by the replayed updates once more, and OneCycleLR ended the run: stepped more often than planned."""
+    """It was moved on by the replayed updates once more, and OneCycleLR ended the run: too many steps."""
     torch.manual_seed(0)
     model, labels, steps = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)), nn.Linear(8, 4), 210
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
