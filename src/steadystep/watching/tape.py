@@ -144,7 +144,7 @@ class Tape:
 
         Random numbers are drawn again with the loss, or what comes after them would be drawn from another state.
         """
-        if torch.is_grad_enabled() or any(word in getattr(function, "__name__", "") for word in _DRAWING):
+        if torch.is_grad_enabled() or _draws(function, args, kwargs):
             return False
         parts = _tensors_in((args, kwargs))
         if not parts or any(id(part) in self._numbers or self._owns(part) for part in parts):
@@ -209,13 +209,21 @@ class TapeMode(TorchFunctionMode):
 
 
 _GRAD = torch.Tensor.grad
-_DRAWING = ("rand", "dropout", "bernoulli", "normal", "poisson", "exponential", "uniform", "multinomial")
+_DRAWING = ("rand", "bernoulli", "normal", "poisson", "exponential", "uniform", "multinomial")
 _WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
 def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", "")
     return "__setitem__" if name.endswith("_") and not name.endswith("__") else name
+
+
+def _draws(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether it takes random numbers; dropout in evaluation mode does not."""
+    name = getattr(function, "__name__", "")
+    if "dropout" in name:
+        return bool(kwargs.get("training", args[2] if len(args) > 2 else True))
+    return any(word in name for word in _DRAWING)
 
 
 def _default_modes() -> int:

@@ -63,7 +63,7 @@ def in_bf16(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def teacher_of(seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 16), *(nn.Tanh() for _ in range(70)), nn.Linear(16, 3)).eval()
+        return nn.Sequential(nn.Linear(6, 16), *(nn.Tanh() for _ in range(70)), nn.Dropout(), nn.Linear(16, 3)).eval()
 
 
 TEACHER, FOLLOWER = teacher_of(1), teacher_of(2)
