@@ -52,7 +52,7 @@ class WeightJump:
             return (self._finding(signals, broken, now, what),)
         largest = max(now.values())
         jumped = [name for name, norm in now.items() if self._jumped(name, norm, largest)]
-        found = (self._finding(signals, jumped, now, "was modified outside the optimizer"),) if jumped else ()
+        found = (self._finding(signals, jumped, now, _told(now[jumped[0]])),) if jumped else ()
         # why: in trouble there are looks at every step, and what one step changes is no measure for twenty
         if signals.all_finite and (not self._looked or 2 * (signals.step - self._at) >= WEIGHTS_EVERY):
             self._learn(signals.step, now)
@@ -113,6 +113,11 @@ class WeightJump:
         self._last = {str(name): float(norm) for name, norm in state["last"].items()}
         self._looked, self._at, self._rate = int(state["looked"]), int(state["at"]), float(state["rate"])
         self._largest = {name: deque(map(float, values), maxlen=_HISTORY) for name, values in state["changes"].items()}
+
+
+def _told(norm: float) -> str:
+    """What was measured, not who did it: gradients that were not cleared add up to such a change too."""
+    return "became zero in every element" if norm == 0.0 else "changed over 10 times as much as ever between two looks"
 
 
 _KEPT = "kept."

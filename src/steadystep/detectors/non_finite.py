@@ -245,7 +245,7 @@ class BufferJump:
                 value=leaps[worst] * self._largest[worst],
                 limit=_FACTOR * self._largest[worst],
                 baseline=self._largest[worst],
-                what=f"this batch would make {worst} {leaps[worst]:.1e} times larger than ever before",
+                what=f"after this forward pass {worst} is {leaps[worst]:.1e} times larger than ever before",
                 where=tuple(leaps),
             ),
         )

@@ -34,6 +34,8 @@ def same_batch(facts: Facts) -> str:
     first = batch.parts[0]
     if first.smallest == first.largest or not all(part.repeated for part in batch.parts):
         return ""
+    if all(part.whole and not part.shape for part in batch.parts):
+        return ""  # why: episodes and balanced batches have the same class numbers, and other samples
     return (
         f"all {batch.batches} batches that were measured hold the same {first.rows} samples, in new tensors each time"
     )

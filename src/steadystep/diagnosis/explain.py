@@ -235,6 +235,8 @@ def _counterfactual_evidence(signals: Signals) -> list[str]:
     tried = signals.counterfactual
     if tried is None:
         return []
+    if not tried.batches:
+        return [f"the loss of all batches tried is high with the weights of step {tried.step} too"]
     if tried.rollouts:
         earned = f"{-tried.current_loss:.4g} now and {-tried.old_loss:.4g} with the weights of step {tried.step}"
         return [f"{tried.batches} rollouts earn {earned} on average"]

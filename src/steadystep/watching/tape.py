@@ -72,6 +72,8 @@ class Tape:
         self._outside: list[Tensor] = []
         self._inputs = 0
         self._versions: list[int] = []
+        self._teachers: list[tuple[Tensor, int]] = []
+        """Weights of other networks that were asked without gradients, and their versions then."""
         self._numbers: dict[int, int] = {}
         self._alive: list[Tensor] = []
         self._loss: int | None = None
@@ -98,6 +100,8 @@ class Tape:
         made = _tensors_in(result)
         writes = _name(function) in _WRITING
         if not made and not writes:
+            return
+        if not writes and self._is_given(function, args, kwargs):
             return
         if len(self._calls) >= _MOST or (writes and id(args[0]) not in self._numbers):
             self.whole = False
@@ -132,7 +136,21 @@ class Tape:
 
     @property
     def _written_over(self) -> bool:
-        return [part._version for part in self._outside] != self._versions
+        changed = any(part._version != version for part, version in self._teachers)
+        return changed or [part._version for part in self._outside] != self._versions
+
+    def _is_given(self, function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """What a teacher says of the inputs alone, without gradients: given, as targets are, while it stays as it is.
+
+        Random numbers are drawn again with the loss, or what comes after them would be drawn from another state.
+        """
+        if torch.is_grad_enabled() or _draws(function, args, kwargs):
+            return False
+        parts = _tensors_in((args, kwargs))
+        if not parts or any(id(part) in self._numbers or self._owns(part) for part in parts):
+            return False
+        self._teachers += [(part, part._version) for part in parts if part.requires_grad]
+        return True
 
     def _add(self, part: Tensor) -> None:
         self._numbers[id(part)] = len(self._alive)
@@ -191,12 +209,21 @@ class TapeMode(TorchFunctionMode):
 
 
 _GRAD = torch.Tensor.grad
+_DRAWING = ("rand", "bernoulli", "normal", "poisson", "exponential", "uniform", "multinomial")
 _WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"))
 
 
 def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", "")
     return "__setitem__" if name.endswith("_") and not name.endswith("__") else name
+
+
+def _draws(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether it takes random numbers; dropout in evaluation mode does not."""
+    name = getattr(function, "__name__", "")
+    if "dropout" in name:
+        return bool(kwargs.get("training", args[2] if len(args) > 2 else True))
+    return any(word in name for word in _DRAWING)
 
 
 def _default_modes() -> int:

@@ -179,6 +179,8 @@ class Schedulers:
         self._optimizer = optimizer
         self.known: list[Any] = [*given]
         self._places: list[int | None] = []
+        self._before: list[int | None] = []
+        """Where they were when the step at hand began."""
         self._moving: list[bool] = []
         self._held: list[Any] | None = None
         self._groups: list[dict[str, Any]] = []
@@ -199,7 +201,7 @@ class Schedulers:
         """Who has moved since the last step; and back with those that moved after a refused one."""
         if not self.known:
             return
-        places = self._now()
+        self._before = places = self._now()
         pairs = zip(places, self._places, strict=False)
         self._moving = [now != then for now, then in pairs] + [True] * (len(places) - len(self._places))
         if self._held is not None:
@@ -224,9 +226,13 @@ class Schedulers:
         self._places = self._now()
 
     def advance(self, count: int) -> None:
-        """So many updates were replayed after a rollback: those that move with every step follow."""
-        for scheduler, moves in zip(self.known, self._moving, strict=False):
-            if moves and isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
+        """So many updates were replayed after a rollback: those that move with every step follow.
+
+        One that stands where it stood has been put there: all updates since were replayed, or their batches are bad.
+        """
+        for scheduler, moves, before in zip(self.known, self._moving, self._before, strict=False):
+            follows = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
+            if moves and follows and _place(scheduler) != before:
                 for _ in range(count):
                     scheduler.step()
 

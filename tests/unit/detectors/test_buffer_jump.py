@@ -24,6 +24,8 @@ def test_a_leap_is_told_with_the_buffer() -> None:
     (found,) = fed([1.0] * 40 + [2e3] + [1.0] * 40)
     assert (found.step, found.severity, found.where) == (40, "act", ("norm.running_var",))
     assert (found.value, found.limit, found.baseline) == (2e3, 1e3, 1.0)
+    # the batch did it, or what wrote the buffer before the forward pass
+    assert found.what == "after this forward pass norm.running_var is 2.0e+03 times larger than ever before"
 
 
 def test_what_is_no_leap() -> None:

@@ -30,6 +30,8 @@ def test_a_jump_is_a_warning_with_the_tensor_and_the_last_good_look() -> None:
         (found,) = fed([*STEADY, jump, jump])
         assert (found.severity, found.where, found.since, found.step) == ("warn", ("w",), 180, 200)
         assert f"norm 10.1 at step 180, now {jump:.3g}" in found.what
+        told = "changed over 10 times as much as ever between two looks" if jump else "became zero in every element"
+        assert found.what.startswith(f"w {told}; ")
 
 
 def test_one_that_is_no_longer_finite_asks_for_older_weights() -> None:

@@ -34,7 +34,10 @@ def noisy(noise: float, *, end: float = 1.0) -> dict[str, object]:
         {"input.repeated": True, "target.repeated": True},
         {
             "batch.batches": (6, 5),
-            "batch.parts": ((part(repeated=True),), ()),
+            "batch.parts": [
+                ((part(repeated=True, whole=False),), ()),
+                ((part(repeated=True, shape=(8,)),), (part(repeated=True),)),  # one class number for each sample
+            ],
             "target.repeated": (True, False),
             "input.smallest": (2.9, 3.0),
         },

@@ -238,6 +238,10 @@ def test_a_witness_tells_damaged_weights_from_changed_data() -> None:
     same = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=2.01)), lasting)
     assert (same.cause, same.damage) == ("data-shift", Damage.NONE)
     assert "the loss of this batch is 2.01 now and 2 with the weights of step 50" in same.evidence
+    none = Counterfactual(step=50, old_loss=math.nan, current_loss=math.nan, batches=0)  # all were put aside
+    told = explain(replace(high, counterfactual=none), lasting).evidence
+    assert "high with the weights of step 50 too" in told
+    assert "nan" not in told
     worse = explain(replace(high, counterfactual=Counterfactual(step=50, old_loss=2.0, current_loss=3.9)), lasting)
     assert (worse.cause, worse.damage) == ("damaged-weights", Damage.WEIGHTS)
     steps = (*lasting, finding("update-ratio", "info", value=0.3))

@@ -103,3 +103,25 @@ def test_a_scheduler_made_before_or_after_watch_goes_back(late: bool) -> None:
         watcher.guard._parts.recovery.roll_back(state.step, replay=False)
         assert scheduler.last_epoch == state.updates - 1  # the loop's own call completes it
         assert scheduler.last_epoch < 49
+
+
+def test_with_bad_batches_in_quarantine_the_schedule_goes_on_with_the_loop() -> None:
+    """It was moved on by the replayed updates once more, and OneCycleLR ended the run: too many steps."""
+    torch.manual_seed(0)
+    model, labels, steps = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)), nn.Linear(8, 4), 210
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1e-2, total_steps=steps + 1, cycle_momentum=False)
+    quarantined = 0
+    with steadystep.watch(model, opt) as watcher:
+        for i in range(steps):
+            x = torch.randn(24, 8)
+            y = labels(3 * x).argmax(1)
+            y = y[torch.randperm(24)] if 126 <= i < 146 else y
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+            opt.step()
+            scheduler.step()
+            assert watcher.outcome is not None
+            quarantined += len(watcher.outcome.quarantined)
+            assert scheduler.last_epoch == i + 1
+    assert quarantined == 20

@@ -60,6 +60,33 @@ def in_bf16(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x), y)
 
 
+def teacher_of(seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 16), *(nn.Tanh() for _ in range(70)), nn.Dropout(), nn.Linear(16, 3)).eval()
+
+
+TEACHER, FOLLOWER = teacher_of(1), teacher_of(2)
+
+
+def by_teacher(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A frozen network with weights that would take gradients, and more layers than a loss has functions."""
+    out = model(x)
+    with torch.no_grad():
+        wanted = (5.0 * TEACHER(x)).softmax(-1)
+    return functional.kl_div(out.log_softmax(-1), wanted, reduction="batchmean") + functional.cross_entropy(out, y)
+
+
+def by_follower(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A target network: what it said of a batch, it would not say again."""
+    out = model(x)
+    with torch.no_grad():
+        wanted = FOLLOWER(x).softmax(-1)
+        for parameter in FOLLOWER.parameters():
+            parameter.mul_(0.999)
+    return functional.kl_div(out.log_softmax(-1), wanted, reduction="batchmean") + functional.cross_entropy(out, y)
+
+
 def flip(model: nn.Module) -> None:
     weight = next(p for p in model.parameters() if p.ndim == 2)
     with torch.no_grad():
@@ -132,6 +159,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
         pytest.param(flip, {"loss_of": by_model}, marks=pytest.mark.slow),
         pytest.param(flip, {"loss_of": by_hand, "late_clear": True}, marks=pytest.mark.slow),
         (zero, {"micro_batches": 2, "loss_of": in_bf16}),
+        (flip, {"loss_of": by_teacher}),
     ],
 )
 def test_damage_to_the_weights_costs_nothing(fault: Callable[[nn.Module], None], way: dict[str, Any]) -> None:
@@ -156,6 +184,12 @@ def test_inputs_that_were_written_over_are_not_run_again() -> None:
     assert acts[0].restored is not None
     assert acts[0].replayed == 0
     assert all(bool(value.isfinite().all()) for value in state.values())
+
+
+def test_what_a_network_said_that_has_changed_since_is_not_run_again() -> None:
+    _, acts, _ = run(flip, loss_of=by_follower)
+    assert acts[0].restored is not None
+    assert acts[0].replayed == 0
 
 
 def test_a_nan_between_backward_and_clipping_reaches_no_weight() -> None:
