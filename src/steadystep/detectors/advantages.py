@@ -13,6 +13,7 @@ from steadystep.records import Finding, Severity, Signals
 
 _GROUPS, _DEAD = 16, 0.9  # readings; share of groups
 _SPREADS, _NEVER, _GONE = 64, 0.05, 1e-3  # readings; shares of the usual spread
+_BEST = 0.1  # of the usual spread: how far a solved task may be from the best of late
 _IN_A_ROW = 2
 
 
@@ -55,7 +56,7 @@ class DeadGroups:
             return ()
         known = self._spreads if len(self._spreads) >= _SPREADS // 2 else []
         usual = fmean(known) if known else 0.0
-        solved = not last or metrics["reward"] >= max(last)
+        solved = not last or metrics["reward"] >= max(last) - _BEST * usual
         if solved or not (usual > 0.0 and spread <= _GONE * usual):
             # why not a small one of a solved task: it says nothing about how equal bad answers may be
             self._spreads += [] if solved and spread < _NEVER * usual else [*[0.0] * min(self._gone, 1), spread]

@@ -5,6 +5,7 @@ from collections import deque
 from itertools import pairwise
 from typing import Any, final
 
+from steadystep.detectors.policy import policy_metrics
 from steadystep.records import Finding, Signals
 from steadystep.stats import Level
 
@@ -32,6 +33,8 @@ class Piling:
         """Logarithms of the last usual norms."""
         self._jitter = 0.0
         """How much they differ from one step to the next."""
+        self._largest = -math.inf
+        """Logarithm of the largest norm that was not raised."""
         self._last: float | None = None
         """Of the step before, where its norm was usual."""
         self._stretch: list[tuple[float, float]] = []
@@ -53,7 +56,9 @@ class Piling:
         if len(self._stretch) > _LONGEST:  # why: neither a sum of a few gradients nor what was usual before
             self._level.start_again()
             self._end()
-        news = not self._told and len(self._stretch) >= _STEPS and self._is_sum()
+        # why: a policy that is nearly certain learns from its rare mistakes, with the gradients of an earlier time
+        low = bool(signals.metrics) and bool(policy_metrics(signals)) and log_norm <= self._largest
+        news = not self._told and len(self._stretch) >= _STEPS and not low and self._is_sum()
         self._told = self._told or news
         return news
 
@@ -75,6 +80,7 @@ class Piling:
     def _learn(self, log_norm: float, loss: float) -> None:
         if self._last is not None:
             self._jitter += _RATE * (abs(log_norm - self._last) - self._jitter)
+        self._largest = max(self._largest, log_norm)
         self._level.accept(log_norm)
         self._losses.accept(loss)
         self._rest.append(log_norm)
@@ -108,6 +114,7 @@ class Piling:
             "losses": self._losses.state_dict(),
             "rest": list(self._rest),
             "jitter": self._jitter,
+            "largest": None if self._largest == -math.inf else self._largest,
             "last": self._last,
             "stretch": [list(pair) for pair in self._stretch],
             "told": self._told,
@@ -120,6 +127,8 @@ class Piling:
         self._rest.clear()
         self._rest.extend(float(norm) for norm in state["rest"])
         self._jitter, self._told = float(state["jitter"]), bool(state["told"])
+        largest = state.get("largest")  # earlier versions had none
+        self._largest = -math.inf if largest is None else float(largest)
         self._last = None if state["last"] is None else float(state["last"])
         self._stretch = [(float(norm), float(loss)) for norm, loss in state["stretch"]]
 

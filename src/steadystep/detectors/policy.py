@@ -6,7 +6,7 @@ unusual in any healthy run, so warnings take several in a row; "act" is for sing
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, final
 
 from steadystep.records import Finding, Severity, Signals
@@ -15,6 +15,7 @@ from steadystep.stats import Level
 
 _RATIOS_REFUSED = 16  # updates in a row: the rest of a rollout; what stays for longer is the run's own level
 NO_METRICS: Mapping[str, float] = {}
+_POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
 _last: tuple[Mapping[str, float], Mapping[str, float]] = (NO_METRICS, NO_METRICS)
 
 
@@ -24,6 +25,11 @@ def policy_metrics(signals: Signals) -> Mapping[str, float]:
     if _last[0] is not signals.metrics:
         _last = signals.metrics, {n: v for n, v in translate(signals.metrics).items() if v - v == 0.0}
     return _last[1]
+
+
+def is_greedy(names: Set[str]) -> bool:
+    """Whether values are learned without a policy, as in DQN, by the metrics that were logged."""
+    return "value_loss" in names and _POLICY.isdisjoint(names)
 
 
 def finding(
@@ -133,7 +139,7 @@ class _Extremes:
 class RatioExplosion(_Extremes):
     """Warns when importance ratios are far beyond their baseline for three updates; asks to refuse extreme updates.
 
-    Ratios are compared as logarithms: 3 times the largest so far and above 20 is refused, at most 16 times in a row.
+    Ratios are compared as logarithms: 3 times the largest so far and above 100 is refused, at most 16 times in a row.
     """
 
     name = "ratio-explosion"
@@ -141,7 +147,7 @@ class RatioExplosion(_Extremes):
     def _made(self) -> dict[str, Extreme]:
         return {
             "ratio_max": Extreme(
-                factor=2.0, floor=math.log(5.0), wild=3.0, wild_floor=math.log(20.0), most=_RATIOS_REFUSED
+                factor=2.0, floor=math.log(5.0), wild=3.0, wild_floor=math.log(100.0), most=_RATIOS_REFUSED
             ),
             "kl_old": Extreme(factor=10.0, floor=0.1, wild=20.0, wild_floor=1.0, most=_RATIOS_REFUSED),
             "clip_fraction": Extreme(factor=4.0, floor=0.5, wild=math.inf, wild_floor=math.inf),

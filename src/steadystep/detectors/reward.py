@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, final
 
-from steadystep.detectors.policy import NO_METRICS, finding, policy_metrics
+from steadystep.detectors.policy import NO_METRICS, finding, is_greedy, policy_metrics
 from steadystep.records import Finding, Severity, Signals
 from steadystep.rl import RewardJump, noise_of
 
@@ -15,7 +15,6 @@ _SERIES = {"reward": 2, "held_out_reward": 1}  # readings per block: evaluations
 _SMOOTH, _RECENT, _FEWEST, _DIFFERENCES = 3, 2, 9, 64  # blocks
 _NOTED, _LOST, _BACK = 0.25, 0.4, 0.15  # of what was gained
 _NOISE = 5.0  # standard deviations of a block
-_OF_A_POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio", "clip_fraction"})
 
 
 @final
@@ -38,8 +37,8 @@ class RewardCollapse:
         metrics = policy_metrics(signals) if signals.metrics else NO_METRICS
         found = [each.add(metrics[name], signals.step) for name, each in self._series.items() if name in metrics]
         # why: where values are learned and no policy, what is greedy changes all at once, and falls that heal are usual
-        only_values = "value_loss" in metrics and not metrics.keys() & _OF_A_POLICY
-        return tuple(replace(f, severity="info") if only_values else f for f in found if f is not None)
+        greedy = is_greedy(metrics.keys())
+        return tuple(replace(f, severity="info") if greedy else f for f in found if f is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, ready for JSON."""
@@ -171,7 +170,9 @@ class RewardHacking:
             self._pairs.append([fmean(self._rewards), held, float(signals.step)])
             self._rewards = []
             del self._pairs[1:-_PAIRS]  # the first one stays: what was gained is measured from there
-            found += self._part(signals.step)
+            parted = self._part(signals.step)
+            # why: rewards of episodes that are over, with less and less exploration, rise while greedy values fall
+            found += tuple(replace(f, severity="info") for f in parted) if is_greedy(metrics.keys()) else parted
         return found + self._long(metrics, signals.step)
 
     def _jumped(self, value: float, step: int) -> tuple[Finding, ...]:

@@ -278,8 +278,7 @@ POLICY_TIPS: dict[Cause, tuple[Tip, ...]] = {
         ),
     ),
     Cause.BAD_ADVANTAGES: (
-        Tip("check the sign of advantages and of the policy's loss, and that rewards belong to their samples"),
-        Tip("clip rewards or normalize advantages: a few outliers decide every update"),
+        Tip("check the sign of advantages and of the policy's loss, and whether a few outliers decide every update"),
     ),
     Cause.VALUE_DIVERGENCE: (
         Tip("lower the critic's learning rate, normalize returns or rewards, and clip value targets"),

@@ -12,9 +12,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, final
 
-from steadystep.detectors.policy import policy_metrics
-from steadystep.engine.metric_watch import EntropyWatch, GraderWatch
-from steadystep.engine.policy_proof import ROLLOUTS, Scores, better_state
+from steadystep.detectors.policy import is_greedy, policy_metrics
+from steadystep.engine.policy_watch import ROLLOUTS, EntropyWatch, GraderWatch, Scores, better_state
 from steadystep.engine.verdict import Ask, State, Verdict
 from steadystep.policy import Limits, Mode
 from steadystep.records import Action, DetectorName, Finding, Severity, Signals
@@ -43,7 +42,6 @@ _ACTED_AFTER = {"again": 0, "cause": 4, "moved": 10, "policy": _UNMOVED, "diverg
 """Steps that a fall has to last before it is undone. Greedy values fall and recover by themselves,"""
 _SETTLED = 30  # unless they have been at rest for so many looks
 _HEALING, _RISING = 0.25, 0.1  # of what was lost: on the way back, and perhaps so
-_POLICY = frozenset({"entropy", "kl_ref", "kl_old", "ratio_max", "clip_fraction"})
 
 
 @final
@@ -102,7 +100,7 @@ class PolicyTrial:
         series = EarnedSeries(controls.looks)
         controls.add_look(step, scores[0][0])
         if not series.known:
-            return signals, found
+            return signals, tuple(map(self._unproved, found))
         yield from self._pin(series, states)
         found = tuple(self._grader.changed(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
@@ -186,8 +184,8 @@ class PolicyTrial:
         return limits if self._controls is None else replace(limits, coefficients=self._controls.names)
 
     def _parted(self, step: int, scores: Sequence[float], series: EarnedSeries) -> tuple[Finding, ...]:
-        """A reward that pays for something else, said once."""
-        if step - self._warned.get(DetectorName.REWARD_HACKING, -_PROBATION) < _PROBATION:
+        """A reward that pays for something else, said once; not where values explore less and less."""
+        if self._greedy(series) or step - self._warned.get(DetectorName.REWARD_HACKING, -_PROBATION) < _PROBATION:
             return ()
         found = self._grader.parted(step, scores, series)
         if found is None:
@@ -203,7 +201,7 @@ class PolicyTrial:
         """Whether values are learned without a policy: what is greedy falls and recovers, unless it never has."""
         fell = int(series.looks[-1][0]) if self._fell is None else self._fell[0]
         settled = series.rest(self._before(fell)) >= _SETTLED
-        return "value_loss" in self._seen and self._seen.isdisjoint(_POLICY) and not settled
+        return is_greedy(self._seen) and not settled
 
     @property
     def _suspicious(self) -> float:
@@ -238,6 +236,8 @@ class PolicyTrial:
         kind = ("diverging" if caused else "values") if self._greedy(series) else "cause" if caused else "policy"
         kind = "moved" if kind == "policy" and self._moved(step) else kind
         kind = "again" if any(step - at <= _PROBATION for at in self._acted) else kind
+        if kind == "values" and series.patience(self._before(since)):
+            return False  # why: what is greedy after a few updates may earn much by luck, and little for long
         return step - since >= _ACTED_AFTER[kind] and now - level <= _HEALING * (series.best - level)
 
     def _unproved(self, finding: Finding) -> Finding:

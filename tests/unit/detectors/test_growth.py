@@ -176,7 +176,7 @@ def test_the_overflow_they_end_in_comes_after_them(detector: str) -> None:
         found = (Finding(detector="non-finite", step=step, severity="critical", value=math.nan, limit=0.0),)
         run_history.note(signals, explain(signals, found if step > 90 else ()), stepped=step <= 90)
     run_history.note(signals, Diagnosis(findings=(warning(detector),)), stepped=False)
-    assert [d.cause for d in run_history.diagnose()] == [detector, "non-finite-loss"]
+    assert [d.cause for d in run_history.diagnose()][:2] == [detector, "non-finite-loss"]
 
 
 # Real runs

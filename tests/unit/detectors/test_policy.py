@@ -27,14 +27,16 @@ def noisy(level: float, noise: float, count: int, seed: int = 0) -> list[float]:
 
 
 class TestRatioExplosion:
-    @pytest.mark.parametrize(("ratio", "severities"), [(4.9, []), (6.0, ["warn"]), (25.0, ["act"] * 5)])
+    @pytest.mark.parametrize(
+        ("ratio", "severities"), [(4.9, []), (6.0, ["warn"]), (99.0, ["warn"]), (101.0, ["act"] * 5)]
+    )
     def test_far_beyond_the_largest_so_far(self, ratio: float, severities: list[str]) -> None:
         found = shown(RatioExplosion, ratio_max=[1.5] * 40 + [ratio] * 5)
         assert [f.severity for f in found] == severities
         assert all(f.where == ("ratio_max",) for f in found)
 
     def test_refuses_the_rest_of_a_rollout_and_then_lets_go(self) -> None:
-        found = shown(RatioExplosion, ratio_max=[1.5] * 40 + [30.0] * 40)
+        found = shown(RatioExplosion, ratio_max=[1.5] * 40 + [130.0] * 40)
         assert [f.step for f in found if f.severity == "act"] == list(range(40, 56))
 
     def test_not_before_32_readings(self) -> None:

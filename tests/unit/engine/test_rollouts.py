@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import steadystep
-from steadystep.engine.metric_watch import GraderWatch
+from steadystep.engine.policy_watch import GraderWatch
 from steadystep.engine.rollouts import PolicyTrial
 from steadystep.engine.verdict import Ask, Verdict
 from steadystep.errors import MisuseError

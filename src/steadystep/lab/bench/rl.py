@@ -8,6 +8,7 @@ judge are run once.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any, final
 
@@ -159,15 +160,30 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def fell_by_itself(plain: Row) -> bool:
+    """Whether a run without fault or guard lost half of its gain at an evaluation, once it had half of its best."""
+    first = plain["curve"][0][1]
+    gains = [score - first for _, score in plain["curve"]]
+    tops = [*accumulate(gains, max)]
+    return any(
+        top > 0.0 and top >= 0.5 * tops[-1] and not gain > 0.5 * top for gain, top in zip(gains, tops, strict=True)
+    )
+
+
 def _healthy(found: dict[tuple[str, str, int, str], Row]) -> dict[str, Any]:
+    """All programs without a fault together, and apart from them those that fall by themselves."""
     guarded = {key: row for key, row in found.items() if not key[1] and key[3] == "autopilot"}
+    plain = {key: found.get((key[0], "", key[2], "plain")) for key in guarded}
+    fell = {key for key, row in plain.items() if row is not None and fell_by_itself(row)}
+    steady = {key: row for key, row in guarded.items() if key not in fell}
+    apart = {key: row for key, row in guarded.items() if key in fell}
+    return _counts(guarded, plain) | {"steady": _counts(steady, plain), "fell": _counts(apart, plain)}
+
+
+def _counts(guarded: dict[Any, Row], plain: dict[Any, Row | None]) -> dict[str, Any]:
     steps = sum(row["steps"] for row in guarded.values())
     warnings = [(key[0], key[2], *each) for key, row in guarded.items() for each in row["said"]]
-    pairs = [
-        (row, found[program, "", seed, "plain"])
-        for (program, _, seed, _), row in guarded.items()
-        if (program, "", seed, "plain") in found
-    ]
+    pairs = [(row, other) for key, row in guarded.items() if (other := plain[key]) is not None]
     return {
         "runs": len(guarded),
         "steps": steps,
@@ -177,6 +193,8 @@ def _healthy(found: dict[tuple[str, str, int, str], Row]) -> dict[str, Any]:
         "acts": [(key[0], key[2], *each) for key, row in guarded.items() for each in row["did"]],
         "compared": len(pairs),
         "identical": sum(one["digest"] == other["digest"] for one, other in pairs),
+        "better": sum(_share(row, other) > 1.02 for row, other in pairs),
+        "worse": sum(_share(row, other) < 0.98 for row, other in pairs),
     }
 
 
@@ -228,17 +246,26 @@ def _caption(told: dict[str, Any]) -> str:
 
 
 def _healthy_table(healthy: dict[str, Any]) -> RenderableType:
-    shown = Table(title="Healthy programs, guarded")
-    for column in ("runs", "steps", "rollouts", "warnings", "per 10,000", "acts", "bit-identical"):
-        shown.add_column(column, justify="right")
-    shown.add_row(
-        str(healthy["runs"]),
-        f"{healthy['steps']:,}",
-        f"{healthy['played']:,}",
-        str(len(healthy["warnings"])),
-        f"{healthy['per_10k']:.2f}",
-        str(len(healthy["acts"])),
-        f"{healthy['identical']}/{healthy['compared']}",
+    shown = Table(title="Programs without a fault, guarded")
+    columns = ("", "runs", "steps", "rollouts", "warnings", "per 10,000", "acts", "bit-identical", "better", "worse")
+    for column in columns:
+        shown.add_column(column, justify="right" if column else "left")
+    for name, part in {"all": healthy, "healthy": healthy["steady"], "fell by themselves": healthy["fell"]}.items():
+        shown.add_row(
+            name,
+            str(part["runs"]),
+            f"{part['steps']:,}",
+            f"{part['played']:,}",
+            str(len(part["warnings"])),
+            f"{part['per_10k']:.2f}",
+            str(len(part["acts"])),
+            f"{part['identical']}/{part['compared']}",
+            str(part["better"]),
+            str(part["worse"]),
+        )
+    shown.caption = (
+        "fell by themselves: without a guard they lost half of their gain at an evaluation. better, worse: final "
+        "reward more than 2 % from that of the run without a guard"
     )
     return shown
 

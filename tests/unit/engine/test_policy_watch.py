@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from steadystep.engine.metric_watch import EntropyWatch, GraderWatch
+from steadystep.engine.policy_watch import EntropyWatch, GraderWatch, earns_more
 from steadystep.records import Finding
 from steadystep.rl.earned_series import EarnedSeries
 
@@ -139,3 +139,10 @@ def test_without_a_jump_nothing_parts() -> None:
         watch.hear(step, 0.3 + 0.04 * step)
     assert watch.parted(160, [0.1] * 8, series(falls, until=160)) is None
     assert not watch.is_close(160)
+
+
+def test_equal_and_uncertain_scores_prove_nothing() -> None:
+    assert not earns_more([1.0] * 8, [1.0] * 8)
+    assert not earns_more([0.0] * 8, [1.0] * 8)
+    assert earns_more([1.0] * 8, [0.5] * 8)
+    assert not earns_more([9.0, *[0.5] * 7], [0.5] * 8)

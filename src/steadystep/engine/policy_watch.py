@@ -1,15 +1,26 @@
-"""Metrics that move before rollouts do, or against them: a grader that changes or is exploited, entropy that rises."""
+"""What tells that a policy is in trouble beside its rollouts, and the proof that an earlier one earns more.
+
+Metrics may move before rollouts do, or against them: a grader that changes or is exploited, entropy that rises. The
+proof is two samples of rollouts with equal random numbers.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
-from typing import final
+from statistics import fmean, stdev
+from typing import Any, final
 
-from steadystep.records import DetectorName, Finding
+from steadystep.engine.verdict import Ask, State
+from steadystep.records import Counterfactual, DetectorName, Finding, Signals
 from steadystep.rl import noise_of
 from steadystep.rl.earned_series import SUSPECTED, EarnedSeries
+
+ROLLOUTS = 8
+_PROVED = 3.0  # standard errors
+_SEEDS_APART = 100_003  # between the seeds of two samples
+
+Scores = Sequence[Sequence[float]]
 
 _READINGS = 64
 _BEFORE = 5  # steps before the readings that a jump is measured from: looks that count as those before it
@@ -91,7 +102,7 @@ class GraderWatch:
         self._jump = finding
         now, up = series.looks[-1][1], finding.value > (finding.baseline or 0.0)
         moved = now - fmean(before) if up else fmean(before) - now
-        if moved > max(SUSPECTED * series.gained, visible):
+        if moved > max(SUSPECTED * series.gained, visible) or _comes_closer(finding, now):
             return finding
         what = f"{finding.what}; rollouts earn {now:.3g} as before: the grader or the prompts have changed"
         return replace(finding, severity="warn", what=what)
@@ -121,3 +132,42 @@ class GraderWatch:
             detector=DetectorName.REWARD_HACKING, step=step, severity="warn", value=now, limit=then, what=what
         )
         return replace(found, baseline=then, since=jump.step)
+
+
+def _comes_closer(finding: Finding, earned: float) -> bool:
+    """Whether a reward has jumped to between what it was and what rollouts earn: a mean over episodes that are over."""
+    base = finding.baseline
+    return base is not None and min(base, earned) <= finding.value <= max(base, earned)
+
+
+def earns_more(old: Sequence[float], current: Sequence[float]) -> bool:
+    """Whether the old policy earns more than the current one, by more than chance.
+
+    >>> earns_more([1.0, 0.9, 1.0, 0.8, 1.0, 0.9, 1.0, 1.0], [0.2, 0.1, 0.4, 0.2, 0.3, 0.2, 0.9, 0.1])
+    True
+    >>> earns_more([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [0.2, 0.1, 0.4, 0.2, 0.3, 0.2, 0.9, 0.1])
+    False
+    """
+    better = [a - b for a, b in zip(old, current, strict=True)]
+    error = stdev(better) / math.sqrt(len(better))
+    mean = fmean(better)
+    agree = sum(value < 0.0 for value in better) <= len(better) // ROLLOUTS
+    return agree and mean > 0.0 and mean >= _PROVED * error and mean > 0.02 * abs(fmean(current))
+
+
+def better_state(signals: Signals, states: Sequence[State]) -> Generator[Ask, Any, Counterfactual | None]:
+    """The state whose policy earns most, if it earns more than the current one in two samples."""
+    first: Scores | None = (yield Ask("scores", states=states, count=signals.step)) if states else None
+    if first is None:
+        return None
+    current, *olds = first
+    better = [(fmean(old), i) for i, old in enumerate(olds) if earns_more(old, current)]
+    if not better:
+        return None
+    best = states[max(better)[1]]
+    again: Scores | None = yield Ask("scores", states=[best], count=signals.step + _SEEDS_APART)
+    if again is None or not earns_more(again[1], again[0]):
+        return None
+    old, now = -fmean(again[1]), -fmean(again[0])
+    tried = Counterfactual(step=best.step, old_loss=old, current_loss=now, lr=best.lr, batches=len(again[0]))
+    return replace(tried, rollouts=True)
