@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("how", choices=("diagnose", "examine", "untrained"))
     parser.add_argument("parts", nargs="*", help="only programs whose name contains one of these")
     parser.add_argument(
-        "--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held"), required=True
+        "--half", choices=("develop", "sealed", "unseen", "fresh", "later", "next", "held", "spare"), required=True
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=2)
