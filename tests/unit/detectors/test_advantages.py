@@ -36,6 +36,14 @@ class TestDeadGroups:
         )
         assert said(after) == [(101, "warn")]
 
+    @pytest.mark.parametrize(("short", "told"), [(0.019, []), (0.025, [(61, "warn")])])
+    def test_a_policy_that_has_settled_beside_its_best_is_solved(
+        self, short: float, told: list[tuple[int, str]]
+    ) -> None:
+        """A tenth of the usual spread of 0.2."""
+        reward = [0.9] * 60 + [0.9 - short] * 12
+        assert said(shown(DeadGroups, reward_std=[0.2] * 60 + [0.0] * 12, reward=reward)) == told
+
     def test_a_sparse_reward_is_without_a_spread_now_and_then(self) -> None:
         rng = random.Random(0)
         hits = [rng.random() < 0.5 for _ in range(300)]

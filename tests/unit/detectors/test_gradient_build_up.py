@@ -96,6 +96,17 @@ class TestPiling:
         assert found[0].baseline == pytest.approx(4.0)
         assert found[0].limit == pytest.approx(12.0)
 
+    @pytest.mark.parametrize(("first", "told"), [(1.15, True), (1.25, False)])
+    def test_of_a_policy_it_is_above_all_before(self, first: float, told: bool) -> None:
+        """One that is nearly certain learns from its rare mistakes, with the gradients of an earlier time."""
+        values = [*[first] * 40, *logs(), *[1.2] * 8]
+        stream = rows(
+            grad_norm=[4.0 * math.exp(value) for value in values],
+            loss=[LOSSES[i % 3] for i in range(len(values))],
+            metrics=[{"entropy": 0.01}] * len(values),
+        )
+        assert bool(fed(GrowingGradient, stream)) == told
+
     @pytest.mark.parametrize(
         ("stretch", "told"),
         [

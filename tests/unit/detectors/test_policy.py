@@ -111,6 +111,17 @@ class TestRewardHacking:
         curve = [min(i, 100) / 200 - max(0, i - 120) / 100 for i in range(200)]
         assert shown(RewardHacking, reward=curve, held_out_reward=curve) == []
 
+    def test_a_held_out_reward_that_falls_while_values_explore_less_is_a_note(self) -> None:
+        held = [0.1 + 0.02 * i for i in range(40)] + [0.9 - 0.05 * i for i in range(15)]
+        reward = [0.1 + 0.01 * i for i in range(55)]
+        values, policy = [[1.0] * 55 for _ in range(2)]
+        assert {f.severity for f in shown(RewardHacking, reward=reward, held_out_reward=held, entropy=policy)} == {
+            "warn"
+        }
+        assert {f.severity for f in shown(RewardHacking, reward=reward, held_out_reward=held, value_loss=values)} <= {
+            "info"
+        }
+
     def test_responses_that_fill_up(self) -> None:
         found = shown(RewardHacking, truncated_share=[0.05] * 30 + [0.9] * 30)
         assert [f.severity for f in found] == ["warn"]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,13 @@ def test_a_jump_that_the_newest_look_does_not_show_is_the_grader(value: float, n
     found = GraderWatch().changed(jump(value), series(lambda step: now if step == 150 else learned(step)))
     assert found.severity == severity
     assert ("rollouts earn" in found.what) == (severity == "warn")
+
+
+@pytest.mark.parametrize(("value", "severity"), [(0.7, "info"), (0.95, "warn"), (0.3, "warn")])
+def test_a_reward_that_comes_closer_to_what_rollouts_earn_is_late(value: float, severity: str) -> None:
+    """From 0.4, beside rollouts at 0.9: a mean over episodes that are over."""
+    late = replace(jump(value), baseline=0.4)
+    assert GraderWatch().changed(late, series(learned)).severity == severity
 
 
 def test_a_policy_that_came_to_rest_a_moment_ago_does_not_accuse_the_grader() -> None:

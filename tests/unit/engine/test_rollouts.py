@@ -269,6 +269,19 @@ def test_values_without_a_policy_are_given_time() -> None:
     assert [f.severity for f in lived(falls(150), metrics=values, steps=210)[0]][:1] == ["act"]
 
 
+def test_values_that_were_lucky_once_are_left_alone() -> None:
+    """Greedy values that earned much after some updates and nothing since: they had never come to rest."""
+    values = {"value_loss": 1.0, "value_mean": 1.0}
+    lucky = lambda step: 0.0 if step < 35 or step >= 60 else 0.8  # noqa: E731
+    assert not any(f.severity == "act" for f in lived(lucky, metrics=values, steps=300)[0])
+    assert any(f.severity == "act" for f in lived(lucky, steps=300)[0])
+
+
+def test_a_warning_before_rollouts_know_anything_is_a_note() -> None:
+    loud = Finding(detector="reward-collapse", step=12, severity="warn", value=0.1, limit=0.5, what="fell")
+    assert lived(falls(10_000), notes={12: loud}, steps=40)[0] == []
+
+
 @pytest.mark.parametrize(("rests", "waits"), [(True, 20), (False, 40)])
 def test_values_that_never_fell_are_judged_as_a_policy(rests: bool, waits: int) -> None:
     """After 30 looks at rest a fall is undone after 20 steps, otherwise after 40."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from steadystep.lab.bench import Choice, Row, StudyJob, load
-from steadystep.lab.bench.rl import JUDGE_SEEDS, STUDY, Rewards, summary, table
+from steadystep.lab.bench.rl import JUDGE_SEEDS, STUDY, Rewards, fell_by_itself, summary, table
 from steadystep.lab.rl import COLLAPSES, PROGRAMS
 
 NAME = "wrong sign, a2c"  # begins at step 150 with seed 0
@@ -109,6 +109,26 @@ def test_healthy_runs_are_compared_bit_by_bit() -> None:
     assert (quiet["identical"], quiet["compared"], quiet["per_10k"]) == (1, 1, 0.0)
     assert (told["identical"], len(told["warnings"]), len(told["acts"])) == (0, 1, 1)
     assert told["per_10k"] == pytest.approx(1e4 / 240)
+
+
+@pytest.mark.parametrize(
+    ("scores", "fell"),
+    [
+        ([0.1, 0.9, 0.51, 0.9], False),  # more than half of the gain is left
+        ([0.1, 0.9, 0.49, 1.0], True),
+        ([0.1, 0.3, 0.1, 0.9], False),  # a quarter of what it gains in the end
+        ([0.1, 0.1, 0.1], False),
+        ([0.1, 0.9, math.nan], True),
+    ],
+)
+def test_programs_that_fall_by_themselves_are_counted_apart(scores: list[float], fell: bool) -> None:
+    plain = TWIN | {"curve": [[10 * i, score] for i, score in enumerate(scores)]}
+    loud = GUARDED_TWIN | {"said": SAID[:1], "did": [[120, "rollback"]]}
+    assert fell_by_itself(plain) == fell
+    told = summary([plain, loud])["healthy"]
+    parts = [told[name] for name in ("fell", "steady")]
+    assert [(len(part["warnings"]), len(part["acts"])) for part in parts] == ([(1, 1), (0, 0)][:: 1 if fell else -1])
+    assert (len(told["warnings"]), told["runs"]) == (1, 1)
 
 
 def test_the_table_shows_halves_of_a_study_too() -> None:
