@@ -111,16 +111,18 @@ class TestRewardHacking:
         curve = [min(i, 100) / 200 - max(0, i - 120) / 100 for i in range(200)]
         assert shown(RewardHacking, reward=curve, held_out_reward=curve) == []
 
-    def test_a_held_out_reward_that_falls_while_values_explore_less_is_a_note(self) -> None:
-        held = [0.1 + 0.02 * i for i in range(40)] + [0.9 - 0.05 * i for i in range(15)]
-        reward = [0.1 + 0.01 * i for i in range(55)]
-        values, policy = [[1.0] * 55 for _ in range(2)]
-        assert {f.severity for f in shown(RewardHacking, reward=reward, held_out_reward=held, entropy=policy)} == {
-            "warn"
-        }
-        assert {f.severity for f in shown(RewardHacking, reward=reward, held_out_reward=held, value_loss=values)} <= {
-            "info"
-        }
+    @pytest.mark.parametrize(
+        ("more", "severities"), [({"value_loss": 1.0}, {"info"}), ({"value_loss": 1.0, "entropy": 1.0}, {"warn"})]
+    )
+    def test_values_that_explore_less_and_less_are_a_note(self, more: dict[str, float], severities: set[str]) -> None:
+        """Rewards of episodes that are over rise, while what is greedy now falls."""
+        reward = [i / 200 + noise for i, noise in enumerate(noisy(0.0, 0.01, 200))]
+        good = [min(i, 100) / 200 - max(0, i - 120) / 100 for i in range(200)]
+        stream = [
+            row(i, metrics={"reward": reward[i]} | more | ({"held_out_reward": good[i]} if i % 5 == 0 else {}))
+            for i in range(200)
+        ]
+        assert {f.severity for f in fed(RewardHacking, stream)[:1]} == severities
 
     def test_responses_that_fill_up(self) -> None:
         found = shown(RewardHacking, truncated_share=[0.05] * 30 + [0.9] * 30)
