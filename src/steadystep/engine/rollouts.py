@@ -102,6 +102,8 @@ class PolicyTrial:
         if not series.known:
             return signals, tuple(map(self._unproved, found))
         yield from self._pin(series, states)
+        # why: a policy that has earned more than ever since has outlived the cause
+        self._warned = {name: at for name, at in self._warned.items() if series.best_step <= at + _WATCHED}
         found = tuple(self._grader.changed(f, series) for f in found)
         self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
         self.due = step + self._pause(step, controls.every)

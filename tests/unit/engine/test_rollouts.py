@@ -269,6 +269,16 @@ def test_values_without_a_policy_are_given_time() -> None:
     assert [f.severity for f in lived(falls(150), metrics=values, steps=210)[0]][:1] == ["act"]
 
 
+@pytest.mark.parametrize(("outlived", "told"), [(False, True), (True, False)])
+def test_a_cause_counts_until_the_policy_earns_more_than_ever(outlived: bool, told: bool) -> None:
+    """A dip of a quarter at step 260 is said where a cause was named at 120, and nothing new was learned since."""
+    cause = Finding(detector="kl-blow-up", step=120, severity="warn", value=0.1, limit=0.5, what="drift")
+    learned = lambda step: min(0.1 + 0.008 * step, 0.9) + (0.1 if outlived and step >= 200 else 0.0)  # noqa: E731
+    dips = lambda step: learned(step) * (0.75 if step >= 260 else 1.0)  # noqa: E731
+    said = lived(dips, notes={120: cause}, steps=300)[0]
+    assert any(f.detector == "reward-collapse" for f in said) == told
+
+
 def test_values_that_were_lucky_once_are_left_alone() -> None:
     """Greedy values that earned much after some updates and nothing since: they had never come to rest."""
     values = {"value_loss": 1.0, "value_mean": 1.0}
