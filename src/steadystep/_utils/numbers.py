@@ -198,8 +198,7 @@ def rescaled_at(
         before, after = losses[at - _WINDOW : at], losses[at : at + _WINDOW]
         factor, of_norms = median(after) / median(before), _ratio(norms[at - _WINDOW : at + _WINDOW])
         apart = max(after) < min(before) or min(after) > max(before)
-        early, late = after[: _WINDOW // 2], after[_WINDOW // 2 :]
-        stays = 1.0 / _ALIKE < median(late) / median(early) < _ALIKE
+        stays = all(1.0 / _ALIKE < _ratio(each) < _ALIKE for each in (before, after))
         rates = lrs[at - _WINDOW : at + _WINDOW]
         same = 1.0 / _ALIKE < of_norms / factor < _ALIKE and max(rates) < _ALIKE * min(rates)
         if apart and stays and same and max(factor, 1.0 / factor) >= _RESCALED:

@@ -148,7 +148,7 @@ def around_graph(
 def compares_outputs(loss: Tensor) -> bool:
     """Whether outputs of layers meet each other between the last layers and the loss.
 
-    Then a class is no unit of a layer but a place among samples: similarities of views, a positive before its negatives.
+    Then a class is no unit of a layer but a place among samples: two views, a positive before its negatives.
     """
     nodes = list(_behind_layers(loss))
     ranks = any(type(node).__name__ == "LogSoftmaxBackward0" for node in nodes) and any(map(_ranks, nodes))

@@ -1,16 +1,25 @@
 """What a run is built of, read from model, optimizer and graph; and which output of a model counts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 
 from steadystep.records import Structure
 from steadystep.signals import structure, structure_of
 from steadystep.signals.batches import faintest, is_batch_first, main_tensor, spread_of
-from steadystep.signals.structure import around_graph, graph_leaves, has_frozen_statistics, left_out, untrained_heads
+from steadystep.signals.structure import (
+    around_graph,
+    compares_outputs,
+    graph_leaves,
+    has_frozen_statistics,
+    left_out,
+    untrained_heads,
+)
 
 
 def of(model: nn.Module, *parameters: nn.Parameter, optimizer: type = torch.optim.SGD, **more: Any) -> Structure:
