@@ -14,6 +14,8 @@ import math
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import median
 from typing import Any, TypeGuard
 
 from steadystep.errors import ConfigError
@@ -173,3 +175,38 @@ def common_factor(now: Sequence[float], then: Sequence[float]) -> float:
     factor = math.hypot(*now) / math.hypot(*then) if len(now) == len(then) and any(then) else math.nan
     large = [(a, b) for a, b in zip(sorted(now), sorted(then), strict=False) if b > _SMALL * max(then)]
     return factor if all(abs(a / b / factor - 1.0) <= _UNIFORM for a, b in large) else math.nan
+
+
+_WINDOW = 16  # points before a change, and after it
+_RESCALED, _ALIKE = 3.0, 1.5  # of a level; factors closer than this are taken for one
+
+
+@lru_cache(maxsize=4)
+def rescaled_at(
+    losses: tuple[float, ...], norms: tuple[float, ...], lrs: tuple[float, ...]
+) -> tuple[int, float] | None:
+    """Return where the loss was multiplied by a factor between two points, and the factor, or None.
+
+    Its gradient is multiplied by the same one at once, both stay there, and the learning rate has not moved. A run that
+    diverges takes several steps, and its gradients grow by another factor than its losses.
+    """
+    if min(losses, default=0.0) <= 0.0:
+        return None
+    for at in range(_WINDOW, len(losses) - _WINDOW + 1):
+        if max(losses[at] / losses[at - 1], losses[at - 1] / losses[at]) < _ALIKE:
+            continue
+        before, after = losses[at - _WINDOW : at], losses[at : at + _WINDOW]
+        factor, of_norms = median(after) / median(before), _ratio(norms[at - _WINDOW : at + _WINDOW])
+        apart = max(after) < min(before) or min(after) > max(before)
+        stays = all(1.0 / _ALIKE < _ratio(each) < _ALIKE for each in (before, after))
+        rates = lrs[at - _WINDOW : at + _WINDOW]
+        same = 1.0 / _ALIKE < of_norms / factor < _ALIKE and max(rates) < _ALIKE * min(rates)
+        if apart and stays and same and max(factor, 1.0 / factor) >= _RESCALED:
+            return at, factor
+    return None
+
+
+def _ratio(values: Sequence[float]) -> float:
+    """The median of the second half over that of the first."""
+    before, after = median(values[: len(values) // 2]), median(values[len(values) // 2 :])
+    return after / before if before > 0.0 else math.inf

@@ -77,6 +77,8 @@ def constant_part(facts: Facts) -> str:
         return ""
     if part.rows < 8 or num_batches(facts) < _ENOUGH_BATCHES or part.shape or part.ignored or learns(facts):
         return ""  # why: lengths and weights of samples may all be the same
+    if facts.measured.outputs.last is not None and facts.measured.outputs.last.compared:  # views need no labels
+        return ""
     return f"{part.name}, the last tensor of the batch, is {part.smallest:g} for every sample of {num_batches(facts)}"
 
 
@@ -149,6 +151,8 @@ def idle_term(facts: Facts) -> str:
     if last is None or last.target is None or not last.kind or trail.loss[0] or len(trail.pairs) < ENOUGH_PROBES + 1:
         return ""
     if is_policy(facts) or facts.opposed or curve is None or facts.trace.num_updates < JUDGED_AFTER:
+        return ""
+    if last.passes > 1 and trail.multiple is not None:  # one of several micro-batches: there is no rest
         return ""
     size = last.rms if "logits" in last.kind or last.kind == "cross-entropy" else last.target.std
     if not last.spread < _COLLAPSED * size:  # outputs that follow their inputs may have little to gain

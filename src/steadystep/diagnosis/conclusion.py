@@ -6,6 +6,7 @@ from steadystep.diagnosis.facts import Facts, told
 from steadystep.diagnosis.learning import (
     TOO_SHORT,
     Progress,
+    changed_loss,
     is_judged,
     is_policy,
     progress,
@@ -78,6 +79,8 @@ def _why_not(facts: Facts) -> str:
         return "the loss depends on another network"
     if facts.signed:
         return "the loss goes below zero"
+    if change := changed_loss(facts):
+        return f"{change}, as where the program scales or exchanges its loss"
     if is_policy(facts):
         return "the loss of a policy says little"
     return "the loss has not fallen" + ("" if supervised(facts) else ", and what it measures is unknown")

@@ -23,6 +23,7 @@ _FEWEST_CLASSES = 4
 _AT_LEVEL, _BELOW_LEVEL = 1.25, 0.98  # times that
 _ROOM = 0.3  # of the loss of a constant prediction
 _ABOVE_BASE = 3.0  # times the loss of the best constant prediction
+_OF_PAIRS = ("margin ranking", "cosine embedding")
 _TINY, _WIDE = 1e-3, 50.0  # standard deviations of targets that layers are not made for
 _FAR = 100.0  # the size of targets that a network has to grow to first
 _SMALL_UPDATE, _LARGE_UPDATE = 3e-4, 0.1
@@ -33,7 +34,10 @@ def constant_targets(facts: Facts) -> str:
     part = target(facts)
     if part is None or not supervised(facts) or part.smallest != part.largest or num_looks(facts) < _ENOUGH_BATCHES:
         return ""
-    if facts.measured.outputs.last is None or facts.measured.outputs.last.terms > 1:
+    trail = facts.measured.outputs
+    if trail.last is None or trail.last.terms > 1 or trail.last.passes > 1:
+        return ""
+    if trail.last.compared or trail.loss[0] in _OF_PAIRS:  # the target is where the positive was put
         return ""
     if part.rows * num_looks(facts) < 64 or part.ignored == 1.0:
         return ""

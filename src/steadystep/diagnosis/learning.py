@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from typing import final
 
+from steadystep._utils.numbers import rescaled_at
 from steadystep.diagnosis.facts import Facts
 from steadystep.records import BatchPartStats, InputStats
 
@@ -106,7 +107,15 @@ def _start(facts: Facts, first: Sequence[float]) -> tuple[float, float]:
 
 def is_judged(facts: Facts) -> bool:
     """Whether the level of the loss says anything: not for a policy, an adversary or a loss below zero."""
-    return not (facts.signed or facts.opposed or is_policy(facts) or has_moving_targets(facts))
+    return not (facts.signed or facts.opposed or is_policy(facts) or has_moving_targets(facts) or changed_loss(facts))
+
+
+def changed_loss(facts: Facts) -> str:
+    """The program multiplied its loss in mid-run: levels from before and after say nothing about each other."""
+    trace = facts.trace
+    if (found := rescaled_at(tuple(trace.losses), tuple(trace.norms), tuple(trace.lrs))) is None:
+        return ""
+    return f"at step {trace.steps[found[0]]} loss and gradient became {found[1]:.3g} times as large"
 
 
 def has_moving_targets(facts: Facts) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, final
 
@@ -38,17 +38,17 @@ class OutputTrail:
         """How often each fault was seen in the loss functions called."""
         self.lowest, self.highest = math.inf, -math.inf
 
-    def add(self, outputs: OutputStats, loss: float) -> None:
-        """One more probe, and the loss of its step."""
-        self.count += 1
-        self.first = self.first or outputs
-        self.last = outputs
+    def add(self, outputs: OutputStats, loss: float, *others: float) -> None:
+        """One more probe, and the last loss of its step; `others` came before."""
+        own = others[0] if others and outputs.first else loss
+        outputs = replace(outputs, passes=1 + len(others)) if outputs.first else outputs
+        self.count, self.first, self.last = self.count + 1, self.first or outputs, outputs
         for name, value in outputs.losses:
             for sign, key in ((1.0, name), (-1.0, f"negative {name}")):
                 if abs(sign * value - loss) <= _MATCH * abs(loss):
                     self.matches[key] = self.matches.get(key, 0) + 1
             if name == f"{outputs.kind} of {_TARGET}":
-                self.pairs = [*self.pairs, (loss, value)][-_PAIRS:]
+                self.pairs = [*self.pairs, (own, value)][-_PAIRS:]
         for fault in {fault for fault, _ in outputs.mistakes}:
             self.wrong[fault] = self.wrong.get(fault, 0) + 1
         positive = outputs.smallest >= 0.0 and len(outputs.shape) > 1
@@ -76,7 +76,13 @@ class OutputTrail:
     @property
     def _factor(self) -> float | None:
         """The loss as a multiple of its only term, where it always is the same one."""
-        if self.last is None or self.last.terms != 1 or not self.last.kind or len(self.pairs) < 3:
+        last = self.last
+        return self.multiple if last is not None and last.kind and last.terms == last.passes == 1 else None
+
+    @property
+    def multiple(self) -> float | None:
+        """The loss as a multiple of its first term."""
+        if len(self.pairs) < 3:
             return None
         factors = [loss / value for loss, value in self.pairs if value > 0.0]
         usual = sorted(factors)[len(factors) // 2] if len(factors) == len(self.pairs) else 0.0
@@ -174,7 +180,7 @@ class Measured:
             if self.early is None:
                 self.early = signals.batch
         if signals.outputs is not None and signals.losses:
-            self.outputs.add(signals.outputs, signals.losses[-1])
+            self.outputs.add(signals.outputs, signals.losses[-1], *signals.losses[:-1])
         if signals.initial is not None:
             self.initial = signals.initial
         if signals.metrics and not self.rewarded:
@@ -236,8 +242,7 @@ class Layers:
     __slots__ = ("_stride", "_until", "first", "highest", "last", "ratios")
 
     def __init__(self) -> None:
-        self._stride = 1
-        self._until = 0
+        self._stride, self._until = 1, 0
         self.ratios: list[float] = []
         """Median over the tensors, of every n-th probe."""
         self.highest = 0.0

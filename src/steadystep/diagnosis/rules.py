@@ -11,7 +11,7 @@ from steadystep.diagnosis import (
     step_size_evidence,
 )
 from steadystep.diagnosis.causes import Cause, Fault
-from steadystep.diagnosis.learning import nears_floor
+from steadystep.diagnosis.learning import changed_loss, nears_floor
 from steadystep.diagnosis.learning_evidence import EvidenceRule, EvidenceTest, noted, warned
 from steadystep.records import DetectorName
 
@@ -197,6 +197,7 @@ FAULT_RULES: tuple[EvidenceRule, ...] = (
 
 # What a fact rules out, whatever speaks for it.
 REFUTED: dict[Cause, EvidenceTest] = {
-    Cause.LEARNING_RATE_TOO_HIGH: learning_evidence.hardly_moves,
+    Cause.LEARNING_RATE_TOO_HIGH: lambda facts: changed_loss(facts) or learning_evidence.hardly_moves(facts),
+    Cause.OSCILLATION: changed_loss,
     Cause.MISSING_ZERO_GRAD: learning_evidence.clears,
 }

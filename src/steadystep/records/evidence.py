@@ -155,6 +155,12 @@ class OutputStats(Record):
     """What the first loss function compared with, over all probes so far."""
     penalized: int = 0
     """Parameters whose size itself was computed, as a penalty on them does."""
+    compared: bool = False
+    """Whether the loss compares outputs of samples with each other, as of two views, pairs or a list to be ranked."""
+    first: bool = False
+    """Whether it was the first forward pass of its step, and not the last, where a step has several."""
+    passes: int = 1
+    """Losses of that step, where it was the first of them; else 1."""
 
 
 @final

@@ -47,7 +47,7 @@ class Outputs(ForwardHooks):
         super().__init__(model)
         self._gradients = gradients
         self._batch: list[tuple[str, Tensor]] = []
-        self._step, self._closed = 0, False
+        self._step, self._closed, self._first = 0, False, False
         self._around: dict[str, Any] | None = None
         self._ordered: list[tuple[str, tuple[int, ...]]] = []
         self._misread: list[str] = []
@@ -71,15 +71,16 @@ class Outputs(ForwardHooks):
     @contextmanager
     def seeing(self, batch: Any, step: int) -> Iterator[None]:
         """Around the forward pass of `step` on `batch`."""
-        self.begin(batch, step)
+        self.begin(batch, step, first=False)
         try:
             yield
             self.conclude()
         finally:
             self.drop()
 
-    def begin(self, batch: Any, step: int) -> None:
-        """Listen from here on, until `quiet`."""
+    def begin(self, batch: Any, step: int, *, first: bool = True) -> None:
+        """Listen from here on, until `quiet`; `first`: to the first pass of the step, where it has several."""
+        self._first = first
         self._batch, self._step = ([] if batch is None else batch_tensors(batch)), step
         self.start()
         # why not where something is compiled: a mode on the stack would be traced, or cause another compilation
@@ -230,6 +231,7 @@ class Outputs(ForwardHooks):
         copied = self._copies.read(next(host), next(host))
         return OutputStats(
             step=self._step,
+            first=self._first,
             shape=self._shape,
             smallest=low,
             largest=high,

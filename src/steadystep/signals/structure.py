@@ -1,7 +1,7 @@
 """What a run is built of: parameters, groups and modes, and what the graph of its loss and outputs reaches."""
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, bfloat16, float16, nn
@@ -17,6 +17,10 @@ _PLAIN = ("SGD", "ASGD", "LBFGS")
 _PLANNED = ("initial_lr", "max_lr")
 _MOST_NODES = 20_000  # of a graph that is searched
 _TURNS = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
+_VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1")
+_MEETINGS = ("CatBackward0", "StackBackward0", "MmBackward0", "BmmBackward0", "CdistBackward0", "SubBackward0")
+_LAYER_NODES = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "Embedding", "Linear", "NativeLayerNorm", "MkldnnRnn")
+_NEARBY = 200  # nodes
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 _MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
@@ -137,8 +141,53 @@ def around_graph(
     outside = sum(isinstance(leaf, nn.Parameter) and key not in inside for key, leaf in leaves.items())
     found: dict[str, Any] = {"outside": outside}
     if heard is not None and heard.loss is not None:
-        found |= left_out(heard.loss, model, kept, heard.used)
+        found |= left_out(heard.loss, model, kept, heard.used) | {"compared": compares_outputs(heard.loss)}
     return found
+
+
+def compares_outputs(loss: Tensor) -> bool:
+    """Whether outputs of layers meet each other between the last layers and the loss.
+
+    Then a class is no unit of a layer but a place among samples: two views, a positive before its negatives.
+    """
+    nodes = list(_behind_layers(loss))
+    ranks = any(type(node).__name__ == "LogSoftmaxBackward0" for node in nodes) and any(map(_ranks, nodes))
+    return ranks or any(map(_compares, nodes))
+
+
+def _ranks(node: Any) -> bool:
+    """Whether scores of samples, one each, become the columns of a table."""
+    if type(node).__name__ not in _VIEWS:
+        return False
+    before, after = node._saved_self_sym_sizes, node._input_metadata[0].shape
+    return len(after) == 2 and after[1] > 1 and (len(before) == 1 or before[-1] == 1)
+
+
+def _compares(node: Any) -> bool:
+    name, sides = type(node).__name__, _near(node)
+    if name not in _MEETINGS or len(sides) < 2 or getattr(node, "_saved_dim", None) == 0:
+        return False
+    below = [_nodes_below(side) for side in sides]
+    if name == "SubBackward0" and (sides[0] in below[1] or sides[1] in below[0]):
+        return False  # why: a row less its own mean is no difference of two
+    return sum(any(map(_is_layer, each)) for each in below) > 1
+
+
+def _is_layer(node: Any) -> bool:
+    return type(node).__name__.startswith(_LAYER_NODES)
+
+
+def _near(node: Any) -> list[Any]:
+    return [below for below, _ in node.next_functions if below is not None]
+
+
+def _nodes_below(node: Any) -> set[Any]:
+    waiting, seen = [node], {node}  # as far as is needed to find a layer
+    while waiting and len(seen) < _NEARBY:
+        new = [below for below in _near(waiting.pop(0)) if below not in seen]
+        seen.update(new)
+        waiting += new
+    return seen
 
 
 def untrained_heads(loss: Tensor, model: nn.Module, held: Container[int]) -> tuple[str, ...]:
@@ -179,18 +228,23 @@ def graph_leaves(loss: Tensor) -> dict[int, Tensor] | None:
 
 def _last_layers(loss: Tensor) -> list[list[nn.Parameter]]:
     """The parameters of each node of the graph between which and the loss there are no others."""
+    return [own for node in _behind_layers(loss) if (own := _own(node))]
+
+
+def _own(node: Any) -> list[nn.Parameter]:
+    # a transposed weight is one node farther away than a bias
+    turned = [below for turn in _near(node) if type(turn).__name__ in _TURNS for below in _near(turn)]
+    return [
+        leaf for each in (*_near(node), *turned) if isinstance(leaf := getattr(each, "variable", None), nn.Parameter)
+    ]
+
+
+def _behind_layers(loss: Tensor) -> Iterator[Any]:
+    """The nodes of the graph from the loss to its last layers, these included."""
     waiting: list[Any] = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen, found = set(waiting), []
+    seen = set(waiting)
     while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
-        near = [below for below, _ in node.next_functions if below is not None]
-        # a transposed weight is one node farther away than a bias
-        turned = [below for turn in near if type(turn).__name__ in _TURNS for below, _ in turn.next_functions]
-        own = [leaf for each in (*near, *turned) if isinstance(leaf := getattr(each, "variable", None), nn.Parameter)]
-        if own:
-            found.append(own)
-            continue
-        new = [below for below in near if below not in seen]
+        yield (node := waiting.pop())
+        new = [] if _own(node) else [below for below in _near(node) if below not in seen]
         seen.update(new)
         waiting += new
-    return found

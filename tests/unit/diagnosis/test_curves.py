@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from steadystep.diagnosis.facts import LossCurve, guessing
+from steadystep.diagnosis.learning import changed_loss
 from steadystep.diagnosis.measured import Layers, is_bias, update_ratios
+from steadystep.diagnosis.ranking import rank
 from steadystep.records import Probe
-from tests.unit.diagnosis.made import curve
+from tests.unit.diagnosis.made import curve, facts, tallies
 
 
 def blocks(levels: Sequence[float], *, size: int = 4, spread: float = 0.0) -> list[float]:
@@ -213,3 +215,37 @@ class TestLayers:
             after = Layers()
             after.load_state_dict(json.loads(json.dumps(ratios(Layers(), range(cut)))))
             assert ratios(after, range(cut, count)) == ratios(Layers(), range(count)), (count, cut)
+
+
+class TestRescaledLoss:
+    """A loss that the program multiplies at one step is no divergence."""
+
+    SMOOTH = (1.0, 1.1, 0.9, 1.2, 0.8) * 20
+
+    def changed(self, factor: float, of_norms: float, rate: float = 1.0) -> str:
+        losses = [value * (1.0 if at < 50 else factor) for at, value in enumerate(self.SMOOTH)]
+        norms = [2.0 * value * (1.0 if at < 50 else of_norms) for at, value in enumerate(self.SMOOTH)]
+        lrs = [1e-3 * (1.0 if at < 50 else rate) for at in range(100)]
+        return changed_loss(facts(losses, norms=norms, lrs=lrs))
+
+    def test_loss_and_gradient_by_the_same_factor(self) -> None:
+        assert self.changed(24.0, 24.0) == "at step 50 loss and gradient became 24 times as large"
+        assert self.changed(0.1, 0.1) == "at step 50 loss and gradient became 0.1 times as large"
+        assert self.changed(24.0, 17.0)
+        assert self.changed(24.0, 35.0)
+
+    @pytest.mark.parametrize(
+        ("factor", "of_norms", "rate"), [(24, 15, 1), (24, 37, 1), (2, 2, 1), (24, 24, 2), (1, 1, 1)]
+    )
+    def test_anything_else(self, factor: float, of_norms: float, rate: float) -> None:
+        assert not self.changed(factor, of_norms, rate)
+
+    def test_a_divergence_takes_several_steps(self) -> None:
+        grows = [1.0] * 50 + [1.5**k for k in range(1, 20)] + [2000.0] * 31
+        assert not changed_loss(facts(grows, norms=grows))
+
+    def test_it_is_said_instead_of_a_rate_that_is_too_high(self) -> None:
+        losses = [2.0 - 0.01 * at if at < 100 else 30.0 - 0.01 * at for at in range(256)]
+        found = rank(facts(losses, norms=losses, warned=tallies("worse-than-best", "early-divergence")))
+        assert [each.cause for each in found] == ["healthy"]
+        assert "at step 100 loss and gradient became" in found[0].evidence

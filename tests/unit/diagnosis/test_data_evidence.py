@@ -29,6 +29,8 @@ WAVES = {"losses": [0.9, 1.1] * 128}
             "target.largest": (2.0, 2.1),
             "batch.batches": (6, 5),
             "last.terms": (1, 2),
+            "last.compared": (False, True),
+            "last.passes": (1, 2),
             "target.ignored": (0.9, 1.0),
             "trail.last": (..., None),
             **SUPERVISED,

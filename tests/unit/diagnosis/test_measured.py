@@ -55,6 +55,20 @@ class TestLossFunction:
         assert trail(*[2.0] * 7, 9.0, 9.0, 9.0, **fits).loss == ("", "")
         assert trail(9.0, 9.0, 9.0, **fits).loss == OutputTrail().loss == ("", "")
 
+    def test_the_first_of_several_losses_of_a_step(self) -> None:
+        made = OutputTrail()
+        for value in (1.0, 2.0, 4.0):
+            heard = outputs(kind="mse", terms=1, losses=(("mse of ['target']", value),), first=True)
+            made.add(heard, 9.0, 2.0 * value, 7.0)
+        assert made.pairs == [(2.0, 1.0), (4.0, 2.0), (8.0, 4.0)]
+        assert (made.last.passes if made.last else 0, made.multiple) == (3, 2.0)
+        assert (made.loss, made.scale) == (("", ""), 1.0)  # what the others measure is not known
+
+    def test_the_last_of_several_losses_of_a_step(self) -> None:
+        made = OutputTrail()
+        made.add(outputs(kind="mse", terms=1, losses=(("mse of ['target']", 9.0),)), 9.0, 2.0, 7.0)
+        assert made.pairs == [(9.0, 9.0)]
+
     def test_the_one_that_fits_best(self) -> None:
         made = trail(2.0, 2.0, 2.0, losses=(("l1 of [1]", 2.0),))
         made.matches["mse of [1]"] = 4

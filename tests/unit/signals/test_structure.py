@@ -1,16 +1,25 @@
 """What a run is built of, read from model, optimizer and graph; and which output of a model counts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 
 from steadystep.records import Structure
 from steadystep.signals import structure, structure_of
 from steadystep.signals.batches import faintest, is_batch_first, main_tensor, spread_of
-from steadystep.signals.structure import around_graph, graph_leaves, has_frozen_statistics, left_out, untrained_heads
+from steadystep.signals.structure import (
+    around_graph,
+    compares_outputs,
+    graph_leaves,
+    has_frozen_statistics,
+    left_out,
+    untrained_heads,
+)
 
 
 def of(model: nn.Module, *parameters: nn.Parameter, optimizer: type = torch.optim.SGD, **more: Any) -> Structure:
@@ -176,3 +185,44 @@ class TestOutputs:
         left: list[Tensor] = [other[:3], other[:, 0], other.long()]
         assert math.isnan(faintest((main, *left), main).item())
         assert math.isnan(faintest((main[:1], other[:1]), main[:1]).item())
+
+
+def _embedded() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(12, 4)
+
+
+COMPARISONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "two views": lambda a, b: cross_entropy(a @ b.T, torch.arange(12)),
+    "the positive first": lambda a, b: cross_entropy(
+        torch.cat([(a * b).sum(1, keepdim=True), a @ b.roll(1, 0).T], 1), torch.zeros(12).long()
+    ),
+    "a queue of negatives": lambda a, b: cross_entropy(
+        torch.cat([(a * b.detach()).sum(1, keepdim=True), a @ torch.ones(3, 9)], 1), torch.zeros(12).long()
+    ),
+    "pairs": lambda a, b: binary_cross_entropy_with_logits(a[:, 0] - b[:, 0], torch.ones(12)),
+    "a ranking": lambda a, b: cross_entropy(a[:, 0].view(3, 4), torch.zeros(3).long()),
+}
+OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "classes": lambda a, b: cross_entropy(a, torch.ones(12).long()),
+    "two batches as one": lambda a, b: cross_entropy(torch.cat([a, b]), torch.ones(24).long()),
+    "centred scores": lambda a, b: cross_entropy(a - a.logsumexp(1, keepdim=True), torch.ones(12).long()),
+    "one score": lambda a, b: binary_cross_entropy_with_logits(a[:, 0], torch.ones(12)),
+}
+
+
+@pytest.mark.parametrize("name", [*COMPARISONS, *OF_CLASSES])
+def test_outputs_that_are_compared_with_each_other(name: str) -> None:
+    net, x = _embedded()
+    loss = (COMPARISONS | OF_CLASSES)[name](net(x), net(x + 1.0))
+    assert compares_outputs(loss) is (name in COMPARISONS)
+    loss.backward()
+    assert compares_outputs(loss) is (name in COMPARISONS)  # watch asks after the backward pass
+
+
+def test_a_normalized_head_and_attention_compare_no_samples() -> None:
+    net, x = _embedded()
+    head = nn.Parameter(torch.randn(5, 3))
+    assert not compares_outputs(cross_entropy(net(x) @ normalize(head).T, torch.ones(12).long()))
+    encoder = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 3))
+    assert not compares_outputs(cross_entropy(encoder(x[None]).flatten(0, 1), torch.ones(12).long()))
+    assert not compares_outputs(torch.ones(1))
