@@ -102,10 +102,8 @@ class PolicyTrial:
         if not series.known:
             return signals, tuple(map(self._unproved, found))
         yield from self._pin(series, states)
-        # why: a policy that has earned more than ever since has outlived the cause
-        self._warned = {name: at for name, at in self._warned.items() if series.best_step <= at + _WATCHED}
         found = tuple(self._grader.changed(f, series) for f in found)
-        self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
+        self._note_causes(found, series, step)
         self.due = step + self._pause(step, controls.every)
         if (now := scores[0][0]) > series.best - max(self._suspicious * series.gained, 2.0 * series.noise):
             self._fell, self._told = None, self._told and now < series.best - _HEALED * series.gained
@@ -180,6 +178,11 @@ class PolicyTrial:
         series.looks[:] = [look for look in series.looks if look[0] < since]  # the rest is undone
         self._acted, self._fell, self._told = [*self._acted, signals.step], None, False
         return replace(signals, counterfactual=tried), (replace(said, severity="act"), *rest)
+
+    def _note_causes(self, found: tuple[Finding, ...], series: EarnedSeries, step: int) -> None:
+        """Remember warnings of a cause until the policy, some time after it, has earned more than ever."""
+        self._warned = {name: at for name, at in self._warned.items() if series.best_step <= at + _WATCHED}
+        self._warned |= {f.detector: step for f in found if f.detector in _CAUSES and f.severity == "warn"}
 
     def limited(self, limits: Limits) -> Limits:
         """The limits with the coefficients that may be raised."""
