@@ -52,7 +52,7 @@ MANIFEST = b"""{
  "checksum": "96f79894b428922bef7b51927163c3b5d848127959caf1dc6ad9f47b3c20e8eb"
 }
 """
-"""As it was written when the format was made. Its checksum is over the text: laid out otherwise, all before are lost."""
+"""As it was written when the format was made. The checksum is over the text: with another layout all are lost."""
 
 
 class TestFiles:
