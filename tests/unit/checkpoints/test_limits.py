@@ -277,6 +277,36 @@ class TestStates:
         assert held.sum() > 0
         assert optimizer.state[model.bias]["momentum_buffer"].dtype == torch.bfloat16
 
+    def test_how_an_update_is_computed_is_not_looked_at(self) -> None:
+        """Torch refuses two ways at once; the saved ones are not those of this program."""
+        model = nn.Linear(1, 1)
+        loop = loop_of(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        saved = loop.gather()
+        saved["optimizer"]["param_groups"][0] |= {"fused": True, "foreach": True}
+        loop.put_back(saved)
+        saved["optimizer"]["param_groups"][0] |= {"betas": (2.0, 0.9)}
+        with pytest.raises(CheckpointError, match="beta"):
+            loop.put_back(saved)
+
+    def test_moments_that_are_plain_numbers(self) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        loop = loop_of(model, optimizer)
+        saved = loop.gather()
+        saved["optimizer"]["state"][0]["step"] = 3.0
+        loop.put_back(saved)
+        assert float(optimizer.state[model.weight]["step"]) == 3.0
+
+    def test_an_expanded_buffer_of_another_size_stays(self) -> None:
+        model = nn.Linear(1, 1)
+        model.register_buffer("wide", torch.ones(1).expand(3), persistent=False)
+        loop = loop_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loop.put_weights_back(loop.gather() | {"buffers": {"wide": torch.zeros(5)}})
+        assert model.wide.tolist() == [1.0] * 3
+
 
 class Ranks(SingleProcess):
     """Several, of which none but this one does anything."""
@@ -482,6 +512,15 @@ class TestLocks:
         assert key not in run_lock._HELD
         lock.release()
         os.close(held.file)
+
+    def test_what_a_process_has_inherited_lets_go_of_nothing(self, tmp_path: Path) -> None:
+        lock = RunLock(tmp_path)
+        key = os.path.realpath(tmp_path / FILE)
+        run_lock._let_go(key, os.getpid() + 1)  # a lock of the process before the fork, in one that has its own
+        assert run_lock._HELD[key].count == 1
+        assert (tmp_path / FILE).exists()
+        lock.release()
+        assert key not in run_lock._HELD
 
     def test_who_could_not_take_it_takes_nobody_elses_away(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
