@@ -91,12 +91,11 @@ class Judge:
             self.turns.take()
         if self.backward.factor != 1.0:
             return go_on(self._divided(signals, updates, ceiling, careful=careful, clipped=clipped))
-        asked = self.detectors
-        if signals.probe is None:  # those that have something to look at: each that is called costs two microseconds
-            given = occasional(signals)
-            asked = self.rolls.get(given) or self._roll(given)
+        # those that have something to look at: each that is called costs two microseconds
+        asked = self.detectors if signals.probe is not None else self._roll(occasional(signals))
         found = notice(asked, signals)
-        self.policy_trial.hear(signals)
+        if signals.metrics:
+            self.policy_trial.hear(signals)
         doubtful = self.sudden_zero.update(signals) or signals.step >= self.backward.due
         if found and self.turns.are_taken:  # a critic that has met its match stands still at ln 4, and that is the aim
             found = tuple([finding for finding in found if finding.detector not in _OF_RESTING_LOSSES])
@@ -122,7 +121,8 @@ class Judge:
         self._learn_again(self.beginnings)
 
     def _roll(self, given: tuple[bool, ...]) -> tuple[Detector, ...]:
-        return self.rolls.setdefault(given, tuple(each for each in self.steady if has_what_it_needs(each, given)))
+        known = self.rolls.get(given)
+        return known or self.rolls.setdefault(given, tuple(e for e in self.steady if has_what_it_needs(e, given)))
 
     def _deliberate(
         self,

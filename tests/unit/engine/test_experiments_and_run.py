@@ -245,6 +245,8 @@ class TestWhatIsHandedOver:
 
         monkeypatch.setattr(experiments, "examine", examine)
         monkeypatch.setattr(experiments, "told_together", lambda facts, seen, done: seen)
+        monkeypatch.setattr(experiments, "rank", lambda facts: (SLOW,))
+        monkeypatch.setattr(experiments, "with_candidates", lambda story, facts: story)
         return said
 
     def run(self, rates: list[float], *, casts: bool = False, **options: Any) -> tuple[Any, Any]:
